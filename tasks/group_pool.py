@@ -1,0 +1,138 @@
+"""Where group coroutines run: a Dask cluster, or this process for tests and small proofs. One interface, no second driver.
+
+Both own the deadline seen from outside: a group that does not answer in time (its own deadline plus a grace for queueing and
+the first opening of the worker) is given up as an `infra_failure`, whatever its worker says later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, Protocol
+
+from data_contracts.errors import InfraError
+from data_contracts.records import GroupShard
+from tasks.episode import GroupJob, infra_shard
+from tasks.runtime import WorkerSpec, close_runtimes
+
+RunGroup = Callable[[GroupJob, WorkerSpec], Coroutine[Any, Any, GroupShard]]
+GRACE_SECONDS = 180.0
+
+
+class GroupPool(Protocol):
+    """Submit by order, read what finished. Not thread-safe: one driver a pool."""
+
+    def submit(self, order: int, run: RunGroup, job: GroupJob, spec: WorkerSpec, *, deadline_seconds: float) -> None: ...
+
+    def finished(self, *, timeout_seconds: float) -> list[tuple[int, GroupShard]]:
+        """Wait until at least one group is over or the timeout passes."""
+
+    def cancel(self) -> None:
+        """Give up everything in flight."""
+
+    def close(self) -> None: ...
+
+
+class LocalPool:
+    """Groups as coroutines on one event loop in a thread of this process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="bessemer-groups", daemon=True)
+        self._thread.start()
+        self._flights: dict[int, tuple[Future[GroupShard], GroupJob, float]] = {}
+
+    def submit(self, order: int, run: RunGroup, job: GroupJob, spec: WorkerSpec, *, deadline_seconds: float) -> None:
+        future = asyncio.run_coroutine_threadsafe(run(job, spec), self._loop)
+        self._flights[order] = (future, job, time.monotonic() + deadline_seconds + GRACE_SECONDS)
+
+    def finished(self, *, timeout_seconds: float) -> list[tuple[int, GroupShard]]:
+        wait([future for future, _, _ in self._flights.values()], timeout=timeout_seconds, return_when=FIRST_COMPLETED)
+        over = []
+        for order, (future, job, deadline) in list(self._flights.items()):
+            if future.done():
+                over.append((order, future.result()))
+            elif time.monotonic() > deadline:
+                future.cancel()
+                over.append((order, _given_up(job)))
+            else:
+                continue
+            del self._flights[order]
+        return over
+
+    def cancel(self) -> None:
+        for future, _, _ in self._flights.values():
+            future.cancel()
+        self._flights.clear()
+
+    def close(self) -> None:
+        self.cancel()
+        asyncio.run_coroutine_threadsafe(close_runtimes(), self._loop).result(timeout=60)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+
+class DaskPool:
+    """Groups as coroutine tasks of a Dask cluster; a lost worker's groups are run again by Dask itself."""
+
+    def __init__(self, address: str, *, connect_seconds: float = 60.0) -> None:
+        from distributed import Client
+
+        try:
+            self._client = Client(address, timeout=connect_seconds, set_as_default=False)
+        except (OSError, TimeoutError) as error:
+            raise InfraError("node_lost", f"no Dask scheduler answers at {address}: {error}") from error
+        self._flights: dict[int, tuple[Any, GroupJob, float]] = {}
+
+    def submit(self, order: int, run: RunGroup, job: GroupJob, spec: WorkerSpec, *, deadline_seconds: float) -> None:
+        future = self._client.submit(run, job, spec, key=f"group-{job.attempt_id}", pure=False)
+        self._flights[order] = (future, job, time.monotonic() + deadline_seconds + GRACE_SECONDS)
+
+    def finished(self, *, timeout_seconds: float) -> list[tuple[int, GroupShard]]:
+        from distributed import wait as dask_wait
+
+        with contextlib.suppress(TimeoutError):
+            futures = [future for future, _, _ in self._flights.values()]
+            dask_wait(futures, timeout=timeout_seconds, return_when="FIRST_COMPLETED")
+        over = []
+        for order, (future, job, deadline) in list(self._flights.items()):
+            if future.status == "finished":
+                over.append((order, future.result()))
+            elif future.done():
+                over.append((order, _lost(job, future)))
+            elif time.monotonic() > deadline:
+                future.cancel(force=True)
+                over.append((order, _given_up(job)))
+            else:
+                continue
+            del self._flights[order]
+        return over
+
+    def cancel(self) -> None:
+        self._client.cancel([future for future, _, _ in self._flights.values()], force=True)
+        self._flights.clear()
+
+    def close(self) -> None:
+        self.cancel()
+        self._client.close()
+
+
+def _lost(job: GroupJob, future: Any) -> GroupShard:
+    """A Dask task that ended without a result: a lost node is an infra_failure, anything else is raised as it is."""
+    from distributed import CancelledError, KilledWorker
+
+    if future.status in ("cancelled", "lost"):
+        return infra_shard(job, "node_lost", f"Dask reports the group as {future.status}")
+    error = future.exception()
+    if isinstance(error, KilledWorker | CancelledError):
+        return infra_shard(job, "node_lost", f"its workers died: {error}")
+    raise error
+
+
+def _given_up(job: GroupJob) -> GroupShard:
+    return infra_shard(job, "group_deadline", f"no answer from its worker {GRACE_SECONDS:g} s after its own deadline")
