@@ -107,6 +107,10 @@ class StaleWriter(BessemerError, RuntimeError):
     """A writer whose epoch was passed by a newer lease tried to write to the ledger or to the trainer."""
 
 
+class LedgerError(BessemerError, ValueError):
+    """An event contradicts the campaign's ledger, or a ledger object is damaged: the message names it."""
+
+
 class PublishRefused(BessemerError, RuntimeError):
     """No replica could prove that it serves the new weights."""
 
