@@ -1,0 +1,1 @@
+"""What every table must hold, declared once as data: `gate` renders the rules to Great Expectations and to a cheap check."""
