@@ -8,13 +8,15 @@ Two readings of the same rules (data_contracts/suites/):
 
 All of them return findings; `quarantine.decide` says which groups go and whether the iteration stops. Nothing here sends
 anything anywhere: analytics off, no cloud context, no progress bars. Data Docs pages load their style sheets from a public
-CDN when a browser opens them; without a network they are plain but complete.
+CDN when a browser opens them; without a network they are plain but complete. One process at a time writes to a folder.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -27,6 +29,9 @@ from data_contracts.suites import problems as problems_suite
 from data_contracts.suites import scores as scores_suite
 from data_contracts.suites import train_batch as train_batch_suite
 from data_contracts.suites.rules import KEYS, Columns, Rule, Suite, Violation
+
+KEEP_RUNS = 30
+"""Passing runs of one table that Data Docs keeps; runs with findings stay for ever."""
 
 _LOCK = threading.Lock()
 _CONTEXTS: dict[Path, Any] = {}
@@ -140,6 +145,7 @@ def validate(folder: str | Path, *, run_name: str, tables: Sequence[tuple[Suite,
             report, page = _validate_one(root, context, suite, columns, run_name=run_name)
             reports.append(report)
             pages.append(page)
+        _prune(root, tables=[suite.table for suite, _ in tables])
         context.build_data_docs(resource_identifiers=pages)
     index = root / "gx" / "uncommitted" / "data_docs" / "local_site" / "index.html"
     return BatchReport(run_name=run_name, tables=tuple(reports), page=str(index), seconds=time.perf_counter() - began)
@@ -156,10 +162,15 @@ def _great_expectations() -> Any:
 
 
 def _context(root: Path) -> Any:
-    """The file context below `root`, created on first use: its stores hold every earlier run's results and pages."""
+    """The file context below `root`, opened once a process. Results and pages of earlier runs stay; definitions are written
+    anew, because they come from the suites of this release."""
     if root not in _CONTEXTS:
         gx = _great_expectations()
         root.mkdir(parents=True, exist_ok=True)
+        for stale in ("expectations", "validation_definitions", "checkpoints"):
+            shutil.rmtree(root / "gx" / stale, ignore_errors=True)
+        for stale in ("great_expectations.yml", "uncommitted/config_variables.yml"):
+            (root / "gx" / stale).unlink(missing_ok=True)
         context = gx.get_context(mode="file", project_root_dir=str(root), cloud_mode=False)
         base = importlib.import_module("great_expectations.data_context.types.base")
         context.variables.progress_bars = base.ProgressBarsConfig(globally=False, metric_calculations=False)
@@ -168,8 +179,21 @@ def _context(root: Path) -> Any:
         site["show_how_to_buttons"] = False
         context.variables.data_docs_sites = {"local_site": site}
         context.variables.save()
+        context.data_sources.add_pandas("tables")
         _CONTEXTS[root] = context
     return _CONTEXTS[root]
+
+
+def _prune(root: Path, *, tables: Sequence[str]) -> None:
+    """Forget passing runs beyond the newest `KEEP_RUNS` of a table: the index reads every result that is left."""
+    for table in tables:
+        results = root / "gx" / "uncommitted" / "validations" / table
+        pages = root / "gx" / "uncommitted" / "data_docs" / "local_site" / "validations" / table
+        runs = sorted(results.glob("*/*"), key=lambda run: run.name)
+        for run in runs[:-KEEP_RUNS]:
+            if all(json.loads(result.read_bytes())["success"] for result in run.glob("*.json")):
+                for folder in (run, pages / run.parent.name / run.name):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checkpoint(root: Path, context: Any, suite: Suite) -> Any:
@@ -179,16 +203,14 @@ def _checkpoint(root: Path, context: Any, suite: Suite) -> Any:
     if declared is not None and declared[0] == suite:
         return declared[1]
     gx = _great_expectations()
-    source = context.data_sources.add_or_update_pandas("tables")
-    asset = source.add_dataframe_asset(suite.table)
-    batch = asset.add_batch_definition_whole_dataframe("all")
+    source = context.data_sources.get("tables")
+    if declared is not None:
+        for store in (context.checkpoints, context.validation_definitions, context.suites):
+            store.delete(suite.table)
+        source.delete_asset(suite.table)
+    batch = source.add_dataframe_asset(suite.table).add_batch_definition_whole_dataframe("all")
     expectations = [gx.expectations.ExpectTableRowCountToBeBetween(min_value=suite.min_rows)]
     expectations += [_expectation(gx, rule) for rule in suite.rules]
-    for store, name in ((context.checkpoints, suite.table), (context.validation_definitions, suite.table)):
-        if name in {item.name for item in store.all()}:
-            store.delete(name)
-    if suite.table in {item.name for item in context.suites.all()}:
-        context.suites.delete(suite.table)
     stored = context.suites.add(gx.ExpectationSuite(name=suite.table, expectations=expectations))
     definition = context.validation_definitions.add(gx.ValidationDefinition(name=suite.table, data=batch, suite=stored))
     checkpoint = context.checkpoints.add(

@@ -213,7 +213,8 @@ def test_a_row_of_an_unknown_group_stops_the_iteration() -> None:
 
 def test_a_second_iteration_and_another_process_find_the_same_context(tmp_path: Path) -> None:
     """A new suite replaces the stored one, and pages of earlier iterations stay."""
-    gate.check_batch(tmp_path, run_name="iteration 000000", scores=[score(episode())])
+    for high in (1.0, 1.5, 1.0):
+        gate.check_batch(tmp_path, run_name="iteration 000000", scores=[score(episode())], episodes=[episode()], high=high)
     gate._CONTEXTS.clear()
     gate._CHECKPOINTS.clear()
     report = gate.check_batch(tmp_path, run_name="iteration 000001", scores=[score(episode(), 3.0)], high=2.0)
@@ -221,6 +222,19 @@ def test_a_second_iteration_and_another_process_find_the_same_context(tmp_path: 
     index = Path(report.page).read_text()
     assert "iteration 000000" in index
     assert "iteration 000001" in index
+
+
+def test_old_passing_runs_leave_data_docs_and_failing_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "KEEP_RUNS", 2)
+    for run, reward in enumerate((NAN, 1.0, 1.0, 1.0, 1.0)):
+        report = gate.check_batch(tmp_path, run_name=f"iteration {run:06d}", scores=[score(episode(), reward)])
+    site = Path(report.page).parent
+    assert sorted(page.parts[-3] for page in site.glob("validations/scores/*/*/*.html")) == [
+        "iteration 000000",
+        "iteration 000003",
+        "iteration 000004",
+    ]
+    assert "iteration 000002" not in Path(report.page).read_text()
 
 
 def test_groups_that_fit_no_column_are_kept_as_json() -> None:
