@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import msgspec
+
 from data_contracts.config import CampaignConfig
+from data_contracts.errors import ContractError
 from data_contracts.protocols import Store, to_json
 from data_contracts.records import DomainEval, EpisodesRef, EvalRef, EvalReport, Score
 from data_contracts.tables import digest, put_problems, read_manifest, read_shard
@@ -60,6 +63,14 @@ def evaluate(
     data = to_json(report)
     store.put_if_absent(f"{prefix}/report.json", data)
     return EvalRef(uri=f"{prefix}/report.json", sha256=digest(data), rows=len(report.domains))
+
+
+def read_report(store: Store, ref: EvalRef) -> EvalReport:
+    """A stored report; raises ContractError when its bytes are not the ones the ref names."""
+    data = store.get(ref.uri)
+    if digest(data) != ref.sha256:
+        raise ContractError("its digest differs from the ledger's", file=ref.uri, remedy="Restore it, or evaluate again")
+    return msgspec.json.decode(data, type=EvalReport)
 
 
 def summarise(config: CampaignConfig, episodes: EpisodesRef, *, campaign: str, version: int, store: Store) -> EvalReport:

@@ -22,8 +22,9 @@ def train(
     epoch: int,
     parent: CheckpointRef,
     trainer: Trainer,
+    last: bool = False,
 ) -> TrainResult:
-    """One update. Full optimizer state is saved every `full_state_every` iterations and at the last one.
+    """One update. Full optimizer state is saved every `full_state_every` iterations and after the `last` one.
 
     Raises StaleWriter when another advance took the campaign over, TrainerError for the rest.
     """
@@ -38,7 +39,7 @@ def train(
         scores=scores,
         new_version=new_version,
         checkpoint_uri=f"campaigns/{campaign}/checkpoints/v{new_version:06d}",
-        save_full_state=new_version % config.train.full_state_every == 0 or new_version == config.iterations,
+        save_full_state=last or new_version % config.train.full_state_every == 0,
         train={
             "train": config.train.model_dump(mode="json"),
             "algorithm": config.algorithm.model_dump(mode="json"),

@@ -1,0 +1,245 @@
+"""The stages bound to what they run on: `LoopStages` is what tasks/campaign.py drives, and flows/ wraps with Prefect.
+
+Each method reads refs from the ledger's state, calls one stage function, guards its table with the contract that belongs to it,
+and returns the event. The cheap reading of every contract runs before the next expensive step; Great Expectations and Data Docs
+run beside training, over the same rules.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from data_contracts import gate, quarantine
+from data_contracts.config import CampaignConfig
+from data_contracts.gate import BatchReport
+from data_contracts.ledger import CampaignState
+from data_contracts.ledger_events import Curated, Evaluated, Published, Scored, Sealed, Trained
+from data_contracts.protocols import Codec, Engine, Store, Trainer
+from data_contracts.records import BatchManifest, EpisodesRef, EvalReport, GroupShard, Problem
+from data_contracts.tables import read_episodes, read_manifest, read_problem_set, read_scores, read_shard
+from tasks.campaign import StepContext
+from tasks.curate import curate
+from tasks.evaluate import evaluate, read_report
+from tasks.group_pool import GroupPool
+from tasks.publish import publish
+from tasks.rollout import Serving, rollout
+from tasks.runtime import WorkerSpec
+from tasks.score import score
+from tasks.train import train
+
+RECENT_ITERATIONS = 4
+"""How far back the curriculum looks for a problem's or a domain's success."""
+
+OnProgress = Callable[[str, int, int, int], None]
+"""Called with (stage, finished, wanted, sampled tokens) while a stage runs."""
+
+
+@dataclass(kw_only=True)
+class LoopStages:
+    """Implements `tasks.campaign.Stages` over real or fake parts. One instance an advance."""
+
+    campaign: str
+    config: CampaignConfig
+    store: Store
+    engine: Engine
+    trainer: Trainer
+    pool: GroupPool
+    worker: WorkerSpec
+    docs_folder: Path
+    """Where this campaign's Data Docs are built."""
+    on_progress: OnProgress = lambda stage, finished, wanted, tokens: None
+    data_docs: str = ""
+    """The last page built."""
+    _background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="contracts"))
+
+    def __post_init__(self) -> None:
+        self._background.submit(gate.warm)
+
+    # ------------------------------------------------------------------------------------------------------------ stages
+
+    def curate(self, context: StepContext, iteration: int) -> Curated:
+        state = context.state
+        before = state.curated.get(iteration - 1)
+        curation = curate(
+            self.config,
+            iteration=iteration,
+            sampler_state=before.sampler_state if before else {},
+            success=self._success(state),
+            store=self.store,
+            key=f"{self._prefix(iteration)}/problems.jsonl",
+            count_tokens=self._count_tokens,
+        )
+        problems = read_problem_set(self.store, curation.problems)
+        quarantine.decide(
+            gate.check_problems(problems, domains=[domain.name for domain in self.config.domains]),
+            groups=[problem.id for problem in problems],
+            max_share=0.0,
+            file=curation.problems.uri,
+        )
+        return Curated(iteration=iteration, problems=curation.problems, sampler_state=curation.sampler_state)
+
+    def rollout(self, context: StepContext, iteration: int) -> Sealed:
+        oldest = max(0, iteration - self.config.max_staleness)
+        episodes = rollout(
+            self.config.rollout,
+            context.state.curated[iteration].problems,
+            campaign=self.campaign,
+            iteration=iteration,
+            groups=self.config.curate.groups,
+            serving=self._serving(context.state, oldest=oldest),
+            worker=self.worker,
+            pool=self.pool,
+            store=self.store,
+            prefix=self._prefix(iteration),
+            on_progress=lambda finished, wanted, tokens: self.on_progress("rollout", finished, wanted, tokens),
+        )
+        manifest = read_manifest(self.store, episodes)
+        self._keep_quarantined(manifest, iteration)
+        return Sealed(iteration=iteration, episodes=episodes, counts=_counts(manifest))
+
+    def score(self, context: StepContext, iteration: int) -> Scored:
+        episodes = context.state.sealed[iteration].episodes
+        scores = score(self.config.reward, episodes, store=self.store, key=f"{self._prefix(iteration)}/scores.parquet")
+        return Scored(iteration=iteration, scores=scores)
+
+    def train(self, context: StepContext, iteration: int) -> Trained:
+        state = context.state
+        episodes, scores = state.sealed[iteration].episodes, state.scored[iteration].scores
+        documents = self._guard_batch(state, iteration)
+        result = train(
+            self.config,
+            episodes,
+            scores,
+            campaign=self.campaign,
+            iteration=iteration,
+            epoch=context.epoch,
+            parent=state.checkpoint(iteration),
+            trainer=self.trainer,
+            last=iteration + 1 == context.until,
+        )
+        report = documents.result()
+        quarantine.decide(report.violations, groups=_group_ids(self.store, episodes), max_share=0.0, file=episodes.uri)
+        self.data_docs = report.page
+        return Trained(iteration=iteration, result=result)
+
+    def publish(self, context: StepContext, version: int) -> Published:
+        state = context.state
+        parent = state.checkpoint(version - 1) if version else None
+        result = publish(state.checkpoint(version), campaign=self.campaign, parent=parent, engine=self.engine)
+        return Published(version=version, result=result)
+
+    def evaluate(self, context: StepContext, version: int) -> Evaluated:
+        ref = evaluate(
+            self.config,
+            campaign=self.campaign,
+            serving=self._serving(context.state, oldest=version),
+            worker=self.worker,
+            pool=self.pool,
+            store=self.store,
+            on_progress=lambda finished, wanted, tokens: self.on_progress("evaluate", finished, wanted, tokens),
+        )
+        report: EvalReport = read_report(self.store, ref)
+        return Evaluated(version=version, report=ref, means={d.domain: d.mean_reward for d in report.domains})
+
+    def close(self) -> None:
+        self.pool.close()
+        self._background.shutdown(wait=True)
+
+    # ------------------------------------------------------------------------------------------------------------- parts
+
+    def _prefix(self, iteration: int) -> str:
+        return f"campaigns/{self.campaign}/iterations/{iteration:06d}"
+
+    def _serving(self, state: CampaignState, *, oldest: int) -> Serving:
+        version = state.serving or 0
+        return Serving(
+            engine=self.engine,
+            checkpoint=state.checkpoint(version),
+            parent=state.checkpoint(version - 1) if version else None,
+            oldest=oldest,
+        )
+
+    def _success(self, state: CampaignState) -> dict[str, float]:
+        """Mean reward per problem id and per domain over the newest sealed iterations, discarded groups included."""
+        rewards: dict[str, list[float]] = defaultdict(list)
+        for iteration in sorted(state.scored)[-RECENT_ITERATIONS:]:
+            manifest = read_manifest(self.store, state.sealed[iteration].episodes)
+            for shard in (*manifest.shards, *manifest.discarded):
+                rewards[shard.problem_id].extend(shard.rewards_G)
+                rewards[shard.domain].extend(shard.rewards_G)
+        return {name: sum(values) / len(values) for name, values in sorted(rewards.items()) if values}
+
+    def _count_tokens(self, problem: Problem) -> int:
+        """Tokens of the first prompt, or an upper bound when that is within the budget (no tokenizer needed then)."""
+        text = "".join(message.content for message in problem.messages) + str(problem.tools)
+        bound = len(text.encode()) + 256  # a byte-level BPE never makes more tokens than bytes; 256 for the template
+        if bound <= self.config.curate.max_prompt_tokens:
+            return bound
+        return len(self._codec.encode_prompt(problem.messages, problem.tools))
+
+    @cached_property
+    def _codec(self) -> Codec:
+        from models.codec import open_codec
+
+        return open_codec(Path(self.worker.model_folder))
+
+    def _guard_batch(self, state: CampaignState, iteration: int) -> Future[BatchReport]:
+        """The cheap reading now; the full one with its Data Docs page in the background."""
+        episodes_ref = state.sealed[iteration].episodes
+        episodes = read_episodes(self.store, episodes_ref)
+        scores = read_scores(self.store, state.scored[iteration].scores)
+        low, high = self.config.reward.low, self.config.reward.high
+        versions = (max(0, iteration - self.config.max_staleness), iteration)
+        found = gate.check_scores(scores, episodes=episodes, low=low, high=high)
+        found += gate.check_train_batch(episodes, scores, versions=versions)
+        groups = _group_ids(self.store, episodes_ref)
+        quarantine.decide(found, groups=groups, max_share=0.0, file=episodes_ref.uri)
+        return self._background.submit(
+            gate.check_batch,
+            self.docs_folder,
+            run_name=f"iteration {iteration:06d}",
+            problems=read_problem_set(self.store, state.curated[iteration].problems),
+            episodes=episodes,
+            scores=scores,
+            domains=[domain.name for domain in self.config.domains],
+            low=low,
+            high=high,
+            versions=versions,
+        )
+
+    def _keep_quarantined(self, manifest: BatchManifest, iteration: int) -> None:
+        broken = [shard for shard in manifest.discarded if shard.disposition == "quarantined"]
+        if not broken:
+            return
+        episodes = [e for shard in broken for e in read_shard(self.store, shard.uri, sha256=shard.sha256)]
+        violations = gate.check_group(episodes)
+        everyone = [shard.group_id for shard in (*manifest.shards, *manifest.discarded)]
+        found = quarantine.decide(violations, groups=everyone, max_share=1.0)
+        quarantine.keep(self.store, found, episodes, campaign=self.campaign, iteration=iteration)
+        report = gate.check_batch(self.docs_folder, run_name=f"iteration {iteration:06d} quarantine", episodes=episodes)
+        self.data_docs = report.page
+        quarantine.decide(violations, groups=everyone, file=self._prefix(iteration))
+
+
+def _group_ids(store: Store, episodes: EpisodesRef) -> list[str]:
+    return [shard.group_id for shard in read_manifest(store, episodes).shards]
+
+
+def _counts(manifest: BatchManifest) -> dict[str, int]:
+    counts: dict[str, int] = defaultdict(int)
+    for shard in manifest.shards:
+        counts["sealed"] += 1
+        counts["episodes"] += shard.rows
+    for shard in manifest.discarded:
+        counts[shard.disposition] += 1
+    counts["sampled_tokens"] = _sampled(manifest.shards) + _sampled(manifest.discarded)
+    return dict(counts)
+
+
+def _sampled(shards: tuple[GroupShard, ...]) -> int:
+    return sum(shard.sampled_tokens for shard in shards)
