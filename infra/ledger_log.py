@@ -141,6 +141,11 @@ class LedgerLog:
                 self._state = fold(entries, self._state)
             return self._state
 
+    @property
+    def known(self) -> CampaignState:
+        """The state as this handle last saw it, without a look at the store: current while it holds the lease."""
+        return self._state
+
     # ------------------------------------------------------------------------------------------------------------- writing
 
     def create(self, event: Created) -> bool:
@@ -210,13 +215,18 @@ class LedgerLog:
         with self._lock:
             if self.epoch is None:
                 return
-            with contextlib.suppress(StaleWriter):
+            try:
                 self.append(LeaseReleased(reason=reason))
+            except StaleWriter:
+                pass  # passed: there is nothing to give back
+            except OSError as error:
+                _LOG.warning("campaign '%s': could not write the release (%s); free in %s s", self.campaign, error, TTL_SECONDS)
             epoch, self.epoch = self.epoch, None
             self._stop_beating.set()
         if self._beating is not None:
             self._beating.join()
-        self.store.delete(self._heartbeat_key(epoch))
+        with contextlib.suppress(OSError):
+            self.store.delete(self._heartbeat_key(epoch))
 
     @contextlib.contextmanager
     def lease(self, holder: Holder, *, ttl: float = TTL_SECONDS) -> Iterator[int]:
