@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -48,7 +49,8 @@ class LoopStages:
     store: Store
     engine: Engine
     trainer: Trainer
-    pool: GroupPool
+    open_pool: Callable[[], AbstractContextManager[GroupPool]]
+    """A pool for one stage: a pool belongs to one driver, and stages may run beside each other."""
     worker: WorkerSpec
     docs_folder: Path
     """Where this campaign's Data Docs are built."""
@@ -85,19 +87,20 @@ class LoopStages:
 
     def rollout(self, context: StepContext, iteration: int) -> Sealed:
         oldest = max(0, iteration - self.config.max_staleness)
-        episodes = rollout(
-            self.config.rollout,
-            context.state.curated[iteration].problems,
-            campaign=self.campaign,
-            iteration=iteration,
-            groups=self.config.curate.groups,
-            serving=self._serving(context.state, oldest=oldest),
-            worker=self.worker,
-            pool=self.pool,
-            store=self.store,
-            prefix=self._prefix(iteration),
-            on_progress=lambda finished, wanted, tokens: self.on_progress("rollout", finished, wanted, tokens),
-        )
+        with self.open_pool() as pool:
+            episodes = rollout(
+                self.config.rollout,
+                context.state.curated[iteration].problems,
+                campaign=self.campaign,
+                iteration=iteration,
+                groups=self.config.curate.groups,
+                serving=self._serving(context.state, oldest=oldest),
+                worker=self.worker,
+                pool=pool,
+                store=self.store,
+                prefix=self._prefix(iteration),
+                on_progress=lambda finished, wanted, tokens: self.on_progress("rollout", finished, wanted, tokens),
+            )
         manifest = read_manifest(self.store, episodes)
         self._keep_quarantined(manifest, iteration)
         return Sealed(iteration=iteration, episodes=episodes, counts=_counts(manifest))
@@ -134,20 +137,21 @@ class LoopStages:
         return Published(version=version, result=result)
 
     def evaluate(self, context: StepContext, version: int) -> Evaluated:
-        ref = evaluate(
-            self.config,
-            campaign=self.campaign,
-            serving=self._serving(context.state, oldest=version),
-            worker=self.worker,
-            pool=self.pool,
-            store=self.store,
-            on_progress=lambda finished, wanted, tokens: self.on_progress("evaluate", finished, wanted, tokens),
-        )
+        with self.open_pool() as pool:
+            ref = evaluate(
+                self.config,
+                campaign=self.campaign,
+                serving=self._serving(context.state, oldest=version),
+                worker=self.worker,
+                pool=pool,
+                store=self.store,
+                on_progress=lambda finished, wanted, tokens: self.on_progress("evaluate", finished, wanted, tokens),
+            )
         report: EvalReport = read_report(self.store, ref)
         return Evaluated(version=version, report=ref, means={d.domain: d.mean_reward for d in report.domains})
 
     def close(self) -> None:
-        self.pool.close()
+        """Wait for the contract checks that run beside training."""
         self._background.shutdown(wait=True)
 
     # ------------------------------------------------------------------------------------------------------------- parts
