@@ -1,0 +1,105 @@
+"""Trust `cases`: the final answer, compared outside any box as an exact number or as one of a set of choices.
+
+`settings`: {"rule": "number" | "choice", "expected": str, "weights": {component: share}, "choices": [...]}. The score is the
+weighted sum of the components, so everything that earns credit is declared in the problem. Components, each 0 or 1:
+
+    rule "number"   correct   the last number of the reply equals the expected one
+                    strict    the reply is that number and nothing else
+                    found     correct, or a tool of the environment computed exactly the expected value
+                    tool_ok   at least one tool call succeeded (informational: weight 0 unless a problem says otherwise)
+    rule "choice"   correct   the reply is the expected choice
+                    valid     the reply is one of the choices
+
+Numbers are read the same way everywhere: thousands commas, surrounding blanks, a final full stop and Unicode minus signs are
+accepted; digits of other scripts, exponents, and digits inside words are not numbers. An empty reply is wrong. There is no
+credit for a substring beyond the "last number" rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from data_contracts.errors import InputError
+from data_contracts.records import Check, Problem, Verdict
+from environments.base import Acquire, Collected, Verifier
+
+_MINUS = str.maketrans(
+    dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-") | dict.fromkeys("\u00a0\u2009\u202f", " ")
+)
+_NUMBER = re.compile(r"(?<![\w.,])(?:(?<![\w)])[-+])?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?![\w]|[.,][0-9])")
+MAX_NUMBER_CHARS = 64
+MAX_ANSWER_CHARS = 20_000
+
+
+def numbers(text: str) -> list[Fraction]:
+    """All numbers of a reply in order; what is longer than 64 characters is no number."""
+    clean = text[-MAX_ANSWER_CHARS:].translate(_MINUS)
+    return [Fraction(found.replace(",", "")) for found in _NUMBER.findall(clean) if len(found) <= MAX_NUMBER_CHARS]
+
+
+def only_number(text: str) -> Fraction | None:
+    """The number that a reply consists of, or None."""
+    clean = text.translate(_MINUS).strip().removesuffix(".")
+    if len(clean) > MAX_NUMBER_CHARS or _NUMBER.fullmatch(clean) is None:
+        return None
+    return Fraction(clean.replace(",", ""))
+
+
+class ExactAnswer(Verifier):
+    """Compares `state["answer"]` with the expected value."""
+
+    kind = "exact_answer"
+
+    async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
+        settings = problem.verifier.settings
+        answer = collected.state.get("answer")
+        reply = answer if isinstance(answer, str) else ""
+        if settings.get("rule") == "number":
+            components = _number_components(reply, str(settings["expected"]), collected.state)
+        elif settings.get("rule") == "choice":
+            shown = reply.strip()
+            valid = shown in settings["choices"]
+            components = {"correct": float(shown == settings["expected"]), "valid": float(valid)}
+        else:
+            raise InputError(
+                f"problem {problem.id}: exact_answer has no rule {settings.get('rule')!r}",
+                field="verifier.settings.rule",
+                remedy="Use 'number' or 'choice'",
+            )
+        weights = {str(name): float(share) for name, share in settings["weights"].items()}
+        score = min(1.0, max(0.0, sum(share * components[name] for name, share in weights.items())))
+        checks = tuple(
+            Check(id=name, passed=bool(components[name]), message="" if components[name] else f"not {name}") for name in weights
+        )
+        return Verdict(
+            verifier=self.kind,
+            trust="cases",
+            score=round(score, 9),
+            passed=score >= 1.0 - 1e-9,
+            checks=checks,
+            components=components,
+            evidence=f"expected {settings['expected']!r}, the reply was {reply[:200]!r}",
+        )
+
+
+def _number_components(reply: str, expected_text: str, state: Mapping[str, Any]) -> dict[str, float]:
+    expected = only_number(expected_text)
+    if expected is None:
+        raise InputError(
+            f"the expected answer {expected_text!r} is no number",
+            field="verifier.settings.expected",
+            remedy="Write it in digits",
+        )
+    seen = numbers(reply)
+    correct = bool(seen) and seen[-1] == expected
+    succeeded = [call for call in state.get("calls", ()) if call.get("status") == "ok"]
+    computed = any(call.get("computed") and only_number(str(call.get("result"))) == expected for call in succeeded)
+    return {
+        "correct": float(correct),
+        "strict": float(only_number(reply) == expected),
+        "found": float(correct or computed),
+        "tool_ok": float(bool(succeeded)),
+    }

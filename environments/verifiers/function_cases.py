@@ -1,0 +1,117 @@
+"""Trust `cases`: a function of a collected file, called on hidden inputs in a fresh box and compared out here.
+
+`settings`: {"path": collected file, "function": name, "cases": [{"id", "arguments": [...], "expected": value}], "seconds":
+limit of the whole run, "tolerance": relative, for floats}. Arguments and expected values are encoded as `values.encode` does,
+which keeps tuples and exact types. Expected values never enter the box.
+
+The score is 1 when every case passes, else 0: a broken function usually passes most cases, so a share would pay for nothing.
+The share is in `components["cases"]`. A case without exactly one result record failed; a record for an unknown case, or two
+for one case, is tampering, and the score is 0. A run that exceeds `seconds` or its box's memory is the policy's doing and
+fails; only a fault of the backend raises (InfraError).
+"""
+
+from __future__ import annotations
+
+import secrets
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from data_contracts.errors import SandboxLost
+from data_contracts.protocols import ExecRequest, ExecResult, to_json
+from data_contracts.records import Check, Problem, SandboxSpec, Verdict
+from environments.base import Acquire, Collected, Verifier
+from environments.verifiers.values import equal, show
+
+RUNNER = ".grader/runner.py"
+MAX_OUTPUT_BYTES = 4 * 1024 * 1024
+DEFAULT_SECONDS = 5.0
+
+
+class FunctionCases(Verifier):
+    """Grades one function by input and output."""
+
+    kind = "function_cases"
+
+    async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
+        settings = problem.verifier.settings
+        candidate = next((artifact for artifact in collected.artifacts if artifact.name == settings["path"]), None)
+        if candidate is None:
+            return self._verdict(settings, {}, note=f"{settings['path']} was not collected as a regular file")
+        nonce = secrets.token_hex(16)
+        seconds = min(float(settings.get("seconds", DEFAULT_SECONDS)), 0.8 * deadline_seconds)
+        try:
+            ran = await self._run(problem, candidate.content, nonce, acquire=acquire, seconds=seconds)
+        except SandboxLost as error:
+            return self._verdict(settings, {}, note=f"the candidate destroyed the grading box: {error}")
+        results, tampering = read_results(ran.stdout, nonce, {case["id"] for case in settings["cases"]})
+        note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
+        if not results and not note:
+            note = f"no result; exit code {ran.exit_code}; {ran.stderr[-300:].decode(errors='replace')}"
+        return self._verdict(settings, results, note=note, tampering=tampering)
+
+    async def _run(self, problem: Problem, source: bytes, nonce: str, *, acquire: Acquire, seconds: float) -> ExecResult:
+        settings = problem.verifier.settings
+        box = await acquire(problem.verifier.sandbox or SandboxSpec())
+        try:
+            runner = (files(__package__) / "function_cases_runner.py").read_bytes()
+            await box.put_files({RUNNER: runner, settings["path"]: source})
+            job: list[dict[str, Any]] = [{"nonce": nonce, "path": settings["path"], "function": settings["function"]}]
+            job += [{"id": case["id"], "arguments": case["arguments"]} for case in settings["cases"]]
+            return await box.exec(
+                ExecRequest(
+                    argv=("python3", "-I", "-P", "-S", RUNNER),
+                    deadline_seconds=seconds,
+                    stdin=b"\n".join(map(to_json, job)) + b"\n",
+                    max_output_bytes=MAX_OUTPUT_BYTES,
+                )
+            )
+        finally:
+            await box.destroy()
+
+    def _verdict(
+        self, settings: dict[str, Any], results: dict[str, list[Any]], *, note: str, tampering: str | None = None
+    ) -> Verdict:
+        checks, lines = [], []
+        failed_import = results.get("import")
+        for case in settings["cases"]:
+            outcome, content = results.get(case["id"]) or failed_import or ["missing", note or "no result"]
+            passed = outcome == "returned" and equal(case["expected"], content, tolerance=float(settings.get("tolerance", 0.0)))
+            got = show(content) if outcome == "returned" else f"{outcome}: {str(content)[:200]}"
+            call = f"{settings['function']}({', '.join(map(show, case['arguments']))})"
+            message = "" if passed else f"{call}: expected {show(case['expected'])}, got {got}"
+            checks.append(Check(id=case["id"], passed=passed, message=message))
+            lines += [message] if message else []
+        share = sum(check.passed for check in checks) / len(checks) if checks else 0.0
+        passed_all = bool(checks) and share == 1.0 and tampering is None
+        evidence = [f"{sum(check.passed for check in checks)} of {len(checks)} hidden cases passed", note, *lines[:5]]
+        return Verdict(
+            verifier=self.kind,
+            trust="cases",
+            score=float(passed_all),
+            passed=passed_all,
+            checks=tuple(checks),
+            components={"cases": 0.0 if tampering else share},
+            evidence="\n".join(line for line in evidence if line),
+            tampering=tampering,
+        )
+
+
+def read_results(output: bytes, nonce: str, known: set[str]) -> tuple[dict[str, list[Any]], str | None]:
+    """Result records by case id, and why they cannot be trusted (None when they can). Other output is passed over."""
+    results: dict[str, list[Any]] = {}
+    for line in output.split(b"\n"):
+        try:
+            record = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            continue
+        if not (isinstance(record, list) and len(record) == 4 and record[0] == nonce):
+            continue
+        case, outcome, content = record[1:]
+        if not isinstance(case, str) or case not in known | {"import"}:
+            return {}, f"a result for an unknown case {str(case)[:50]!r}"
+        if case in results:
+            return {}, f"more than one result for case {case}"
+        results[case] = [outcome, content]
+    return results, None

@@ -1,0 +1,134 @@
+"""Trust `in_process`: a given pytest suite over collected files, for suites whose tests must import the candidate.
+
+`settings`: {"tests": {file name: source}, "expected": [test ids such as "test_a.py::test_x"], "seconds": limit}. The host's
+copy of the test files wins over anything collected. A test passed when its setup, call and teardown each left exactly one
+passed record; skipped, xfailed and missing tests failed. Canary tests with random names, which must fail, run before and
+after the suite: a canary that does not fail, an id nobody expects or a second record for one phase is tampering, and the
+score is 0.
+
+Residual risk, which is why the trust level is lower: candidate code runs in pytest's process. Code that walks the frames to the
+recorder's channel can write records for the expected ids, leave the canaries alone and end the process. Prefer
+`function_cases` wherever inputs and outputs can cross a pipe.
+"""
+
+from __future__ import annotations
+
+import secrets
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from data_contracts.errors import SandboxLost
+from data_contracts.protocols import ExecRequest, ExecResult, to_json
+from data_contracts.records import Check, Problem, SandboxSpec, Verdict
+from environments.base import Acquire, Collected, Verifier
+
+RUNNER = ".grader/runner.py"
+MAX_OUTPUT_BYTES = 4 * 1024 * 1024
+DEFAULT_SECONDS = 20.0
+_PHASES = ("setup", "call", "teardown")
+_CANARY = """
+import math
+def {a}():
+    assert 1 == 2
+def {b}():
+    raise ValueError("must fail")
+def {c}():
+    assert not math.isclose(1.0, 1.0) and all([False])
+"""
+
+
+class UnitTests(Verifier):
+    """Grades collected files by a suite of the host's."""
+
+    kind = "unit_tests"
+
+    async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
+        settings = problem.verifier.settings
+        nonce, seconds = secrets.token_hex(16), min(float(settings.get("seconds", DEFAULT_SECONDS)), 0.8 * deadline_seconds)
+        canaries = {f"test_{secrets.token_hex(8)}.py": [f"test_{secrets.token_hex(8)}" for _ in "abc"] for _ in range(2)}
+        contents = {artifact.name: artifact.content for artifact in collected.artifacts}
+        contents |= {name: source.encode() for name, source in settings["tests"].items()}
+        contents |= {name: _CANARY.format(**dict(zip("abc", t, strict=True))).encode() for name, t in canaries.items()}
+        first, last = canaries
+        try:
+            ran = await self._run(
+                problem,
+                contents,
+                {"nonce": nonce, "files": [first, *settings["tests"], last]},
+                acquire=acquire,
+                seconds=seconds,
+            )
+        except SandboxLost as error:
+            return self._verdict(settings, {}, note=f"the candidate destroyed the grading box: {error}", tampering=None)
+        canary_ids = {f"{name}::{test}" for name, tests in canaries.items() for test in tests}
+        records, tampering = _read(ran.stdout, nonce, set(settings["expected"]), canary_ids, set(settings["tests"]))
+        note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
+        if not records and not note:
+            note = f"no record; exit code {ran.exit_code}; {ran.stderr[-300:].decode(errors='replace')}"
+        return self._verdict(settings, records, note=note, tampering=tampering)
+
+    async def _run(
+        self, problem: Problem, contents: dict[str, bytes], job: dict[str, Any], *, acquire: Acquire, seconds: float
+    ) -> ExecResult:
+        box = await acquire(problem.verifier.sandbox or SandboxSpec())
+        try:
+            await box.put_files({**contents, RUNNER: (files(__package__) / "unit_tests_runner.py").read_bytes()})
+            argv = ("python3", "-I", "-P", RUNNER)
+            return await box.exec(
+                ExecRequest(argv=argv, deadline_seconds=seconds, stdin=to_json(job), max_output_bytes=MAX_OUTPUT_BYTES)
+            )
+        finally:
+            await box.destroy()
+
+    def _verdict(
+        self, settings: dict[str, Any], records: dict[tuple[str, str], list[str]], *, note: str, tampering: str | None
+    ) -> Verdict:
+        checks = []
+        for test in settings["expected"]:
+            failed = [phase for phase in _PHASES if records.get((test, phase), ["missing", ""])[0] != "passed"]
+            outcome, text = records.get((test, failed[0]), ["missing", note]) if failed else ["passed", ""]
+            checks.append(Check(id=test, passed=not failed, message=f"{failed[0]} {outcome}: {text}"[:500] if failed else ""))
+        share = sum(check.passed for check in checks) / len(checks) if checks else 0.0
+        passed = bool(checks) and share == 1.0 and tampering is None
+        evidence = [f"{sum(check.passed for check in checks)} of {len(checks)} expected tests passed", note]
+        evidence += [f"{check.id}: {check.message}" for check in checks if not check.passed][:5]
+        return Verdict(
+            verifier=self.kind,
+            trust="in_process",
+            score=float(passed),
+            passed=passed,
+            checks=tuple(checks),
+            components={"tests": 0.0 if tampering else share},
+            evidence="\n".join(line for line in evidence if line),
+            tampering=tampering,
+        )
+
+
+def _read(
+    output: bytes, nonce: str, expected: set[str], canaries: set[str], test_files: set[str]
+) -> tuple[dict[tuple[str, str], list[str]], str | None]:
+    """Records by (id, phase), and the first sign of tampering."""
+    records: dict[tuple[str, str], list[str]] = {}
+    for line in output.split(b"\n"):
+        try:
+            found, *fields = msgspec.json.decode(line, type=list[str])
+        except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError):
+            continue
+        if found != nonce or len(fields) != 4:
+            continue
+        test, phase, outcome, text = fields
+        known = test in expected or test in canaries or (phase == "collect" and test in test_files)
+        if not known:
+            return {}, f"a record for an unexpected test {test[:80]!r}"
+        if (test, phase) in records:
+            return {}, f"more than one {phase} record for {test}"
+        records[test, phase] = [outcome, text]
+    for canary in canaries:
+        outcome = records.get((canary, "call"), ["missing", ""])[0]
+        if outcome == "missing" and not any(records.get((test, "call")) == ["passed", ""] for test in expected):
+            continue  # nothing is claimed to have passed: a crash or a time-out, which scores 0 anyway
+        if outcome != "failed":
+            return records, f"a canary test that must fail {'is missing' if outcome == 'missing' else outcome}"
+    return records, None
