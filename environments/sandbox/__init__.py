@@ -1,0 +1,28 @@
+"""Boxes for policies and graders: one interface (data_contracts/protocols.py), one file a backend, no fall-back between them.
+
+`open_backend` imports the chosen backend only, so that importing this package stays light.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from data_contracts.config import SandboxConfig
+
+if TYPE_CHECKING:
+    from environments.sandbox.base import Backend
+
+
+def open_backend(config: SandboxConfig) -> Backend:
+    """The backend that `config` names. Call its `check()` before a run, `close()` after it."""
+    if config.backend == "bubblewrap":
+        from environments.sandbox.bubblewrap import BubblewrapBackend
+
+        return BubblewrapBackend(concurrency=config.concurrency)
+    if config.backend == "docker":
+        from environments.sandbox.docker import DockerBackend
+
+        return DockerBackend(concurrency=config.concurrency, runtime=config.runtime)
+    from environments.sandbox.fake import FakeBackend
+
+    return FakeBackend(concurrency=config.concurrency)

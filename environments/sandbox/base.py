@@ -1,0 +1,204 @@
+"""What all backends share: the life of a box (open, frozen, destroyed), its environment, checks, one limit on concurrency.
+
+Contract: data_contracts/protocols.py `Sandbox` and `SandboxBackend`; a backend fills in the underscored methods and inherits
+the rules, so that they cannot differ. A box serves one episode or one grading. The time a command queues for its turn is not
+part of its deadline. A box that outlives `limits.lifetime_seconds` is an infrastructure failure: somebody forgot it, or
+the host is too slow; it is never the policy's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+from data_contracts.errors import CapabilityError, InfraError, InputError, SandboxLost
+from data_contracts.protocols import ExecRequest, ExecResult
+from data_contracts.records import Artifact, SandboxLimits, SandboxSpec
+from environments.sandbox.files import check_name
+from infra.rootfs import FOLDERS
+
+CONTRACT = frozenset({"exec", "files", "freeze"})
+ISOLATION = frozenset({"isolation", "limits", "oom", "no_network"})
+"""What a backend that may run a trained policy offers on top: the fake has none of it."""
+SCRATCH_BYTES = 32 * 1024 * 1024
+"""Cap of /tmp and of /dev/shm, each; the work folder has `limits.disk_bytes`. All three count as the box's memory."""
+BYTES_PER_INODE = 4096
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def environment(spec: SandboxSpec, extra: Mapping[str, str]) -> dict[str, str]:
+    """All variables a command sees: ours, then the problem's, then the request's. Nothing of the host's gets in."""
+    fixed = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": "box", "LANG": "C.UTF-8",  # noqa: S108
+        "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    merged = fixed | dict(spec.env) | dict(extra)
+    for name, value in merged.items():
+        if not _VARIABLE.fullmatch(name) or "\0" in value:
+            raise InputError(f"{name!r} cannot be an environment variable", field="env", remedy="Use letters, digits and '_'")
+    return merged
+
+
+def inodes(limits: SandboxLimits) -> int:
+    return max(limits.disk_bytes // BYTES_PER_INODE, 64)
+
+
+class Box(ABC):
+    """One box; see the module's contract."""
+
+    def __init__(self, backend: Backend, spec: SandboxSpec, box_id: str) -> None:
+        self.id, self.spec, self._backend = box_id, spec, backend
+        self._frozen = self._destroyed = False
+        self._lost: str | None = None
+        self._born = time.monotonic()
+        self._destroying: asyncio.Future[None] | None = None
+
+    async def exec(self, request: ExecRequest) -> ExecResult:
+        self._check_request(request)
+        async with self._backend.turn():
+            self._usable("run a command")
+            try:
+                return await self._exec(request, environment(self.spec, request.env))
+            except SandboxLost as error:
+                self._lost = str(error)
+                self._expired()
+                raise
+
+    async def put_files(self, files: Mapping[str, bytes]) -> None:
+        for name in files:
+            check_name(name)
+        if (size := sum(map(len, files.values()))) > self.spec.limits.disk_bytes:
+            raise InputError(
+                f"{size} bytes of files do not fit into the box's disk of {self.spec.limits.disk_bytes} bytes",
+                field="files", remedy="Raise limits.disk_bytes",
+            )  # fmt: skip
+        self._usable("write files")
+        await self._put(files)
+
+    async def freeze(self) -> None:
+        if self._frozen:
+            return
+        if self._destroyed:
+            self._usable("be frozen")
+        await self._freeze()
+        self._frozen = True
+
+    async def collect(self, names: Sequence[str], *, max_bytes: int) -> tuple[Artifact, ...]:
+        for name in names:
+            check_name(name)
+        if self._destroyed or not self._frozen:
+            raise InputError("files are collected from a frozen box only", remedy="Call freeze() first, and destroy() last")
+        return await self._collect(names, max_bytes)
+
+    async def destroy(self) -> None:
+        if self._destroyed:
+            return
+        self._destroyed = True
+        await self._destroy()
+        self._backend.boxes.discard(self)
+
+    def _check_request(self, request: ExecRequest) -> None:
+        if not request.argv or any("\0" in word for word in request.argv):
+            raise InputError(
+                "a command needs at least one word and no NUL", field="argv", remedy="Pass argv as a tuple of words"
+            )
+        if not (math.isfinite(request.deadline_seconds) and request.deadline_seconds > 0):
+            raise InputError(
+                "a command needs a finite deadline above 0", field="deadline_seconds", remedy="Rule 5: every wait has one"
+            )
+        if request.max_output_bytes < 0:
+            raise InputError("max_output_bytes is negative", field="max_output_bytes", remedy="Use 0 or more")
+        environment(self.spec, request.env)
+
+    def _usable(self, action: str) -> None:
+        if self._destroyed or self._frozen:
+            state = "destroyed" if self._destroyed else "frozen"
+            raise InputError(
+                f"box {self.id} is {state} and cannot {action}", remedy="Boxes are single use: acquire a fresh one"
+            )
+        self._expired()
+        if self._lost:
+            raise SandboxLost(self._lost)
+
+    def _expired(self) -> None:
+        if time.monotonic() - self._born > self.spec.limits.lifetime_seconds:
+            raise InfraError(
+                "sandbox_backend",
+                f"box {self.id} outlived limits.lifetime_seconds={self.spec.limits.lifetime_seconds};"
+                " raise it above the episode's deadline",
+            )
+
+    @abstractmethod
+    async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult: ...
+
+    @abstractmethod
+    async def _put(self, files: Mapping[str, bytes]) -> None: ...
+
+    @abstractmethod
+    async def _freeze(self) -> None: ...
+
+    @abstractmethod
+    async def _collect(self, names: Sequence[str], max_bytes: int) -> tuple[Artifact, ...]: ...
+
+    @abstractmethod
+    async def _destroy(self) -> None: ...
+
+
+class Backend(ABC):
+    """Owns boxes; `concurrency` commands run at once, the rest waits for its turn."""
+
+    name: str
+    capabilities: frozenset[str]
+
+    def __init__(self, *, concurrency: int = 4) -> None:
+        self.concurrency = concurrency
+        self.boxes: set[Box] = set()
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
+    def turn(self) -> asyncio.Semaphore:
+        """The running loop's semaphore: hold it while a command runs or a box starts."""
+        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
+
+    async def acquire(self, spec: SandboxSpec) -> Box:
+        self._check_spec(spec)
+        async with self.turn():
+            box = await self._acquire(spec)
+        self.boxes.add(box)
+        return box
+
+    async def close(self) -> None:
+        for box in list(self.boxes):
+            await box.destroy()
+
+    @abstractmethod
+    async def check(self) -> None: ...
+
+    @abstractmethod
+    def reap(self) -> int: ...
+
+    @abstractmethod
+    async def _acquire(self, spec: SandboxSpec) -> Box: ...
+
+    def _check_spec(self, spec: SandboxSpec) -> None:
+        if missing := sorted(set(spec.needs) - self.capabilities):
+            raise CapabilityError(
+                f"the sandbox backend '{self.name}' does not offer {', '.join(missing)}; it offers"
+                f" {', '.join(sorted(self.capabilities))}: choose another stack.sandbox.backend, or leave this domain out"
+            )
+        if spec.workdir not in {f"/{folder}" for folder in FOLDERS} or str(PurePosixPath(spec.workdir)) != spec.workdir:
+            raise CapabilityError(
+                f"workdir {spec.workdir!r} is not a folder of the shared root file system; use one of"
+                f" {', '.join(f'/{folder}' for folder in FOLDERS)}"
+            )
+        limits = spec.limits
+        if min(limits.memory_bytes >> 23, limits.pids, limits.disk_bytes >> 12, limits.cpus * 100, limits.lifetime_seconds) < 1:
+            raise CapabilityError(
+                f"limits {limits} cannot be enforced: at least 8 MiB of memory, 1 process, 4 KiB of disk, 0.01 CPU, 1 s of life"
+            )
+        environment(spec, {})

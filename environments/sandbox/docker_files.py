@@ -1,0 +1,101 @@
+"""Programs that run inside a Docker box to write and read its files, and the framing that they speak.
+
+Contract: as files.py, but from inside, as the box's user, in the pristine interpreter of the read-only image (`python3 -I -S`):
+this works with a remote engine too, and Docker's own copy call does not see tmpfs folders. Reading happens after the freeze,
+when nothing of the policy runs any more. What comes back is parsed strictly.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+
+from data_contracts.errors import InfraError
+from data_contracts.records import Artifact
+from environments.sandbox.files import artifact, check_name, too_large
+
+_MISSING, _TOO_LARGE = -1, -2
+
+_WALK = """
+import json, os, stat, struct, sys
+source, sink = sys.stdin.buffer, sys.stdout.buffer
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+def walk(parts, make):
+    folder = os.open(".", FOLDER)
+    for part in parts:
+        if make:
+            try: os.mkdir(part, 0o755, dir_fd=folder)
+            except FileExistsError: pass
+        folder = os.open(part, FOLDER, dir_fd=folder)
+    return folder
+(size,) = struct.unpack("!q", source.read(8))
+header = json.loads(source.read(size))
+"""
+
+_WRITE = (
+    _WALK
+    + """
+for parts, size in header:
+    content = source.read(size)
+    folder = walk(parts[:-1], True)
+    try: os.unlink(parts[-1], dir_fd=folder)
+    except FileNotFoundError: pass
+    fd = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+    with os.fdopen(fd, "wb") as file: file.write(content)
+sink.write(b"ok")
+"""
+)
+
+_READ = (
+    _WALK
+    + """
+names, left = header
+for parts in names:
+    content, size = b"", -1
+    try:
+        fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=walk(parts[:-1], False))
+        about = os.fstat(fd)
+        if stat.S_ISREG(about.st_mode):
+            size = -2 if about.st_size > left else about.st_size
+            if size >= 0:
+                with os.fdopen(fd, "rb") as file: content = file.read(size)
+                size = len(content)
+                left -= size
+    except OSError: pass
+    sink.write(struct.pack("!q", size) + content)
+"""
+)
+
+WRITE_COMMAND = ("/usr/bin/python3", "-I", "-S", "-c", _WRITE)
+READ_COMMAND = ("/usr/bin/python3", "-I", "-S", "-c", _READ)
+
+
+def write_request(files: Mapping[str, bytes]) -> bytes:
+    header = json.dumps([(check_name(name), len(content)) for name, content in files.items()]).encode()
+    return struct.pack("!q", len(header)) + header + b"".join(files.values())
+
+
+def read_request(names: Sequence[str], max_bytes: int) -> bytes:
+    header = json.dumps([[check_name(name) for name in names], max_bytes]).encode()
+    return struct.pack("!q", len(header)) + header
+
+
+def read_answer(names: Sequence[str], answer: bytes) -> tuple[Artifact, ...]:
+    """Raises InputError for too much, InfraError for an answer that is not whole."""
+    found: list[Artifact] = []
+    position = 0
+    for name in names:
+        if len(answer) < position + 8:
+            raise InfraError("sandbox_backend", f"collecting {name!r}: the box's answer ends early")
+        (size,) = struct.unpack_from("!q", answer, position)
+        position += 8
+        if size == _TOO_LARGE:
+            raise too_large(name)
+        if size == _MISSING:
+            continue
+        if size < 0 or len(answer) < position + size:
+            raise InfraError("sandbox_backend", f"collecting {name!r}: the box's answer is not whole")
+        found.append(artifact(name, answer[position : position + size]))
+        position += size
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""The byte stream of one exec in Docker's engine: fed and read with a deadline, a cap and no trust in its end.
+
+Contract: blocking, for a thread; `pump` returns when the stream ends, when the command has ended although a child of it holds
+the stream, at the deadline, or when it is told to abort.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from environments.sandbox.spawner import DRAIN_SECONDS, HeadTail
+
+
+def pump(
+    sock: socket.socket,
+    stdin: bytes,
+    streams: tuple[HeadTail, HeadTail],
+    deadline: float,
+    abort: threading.Event,
+    ended: Callable[[], bool],
+) -> bool:
+    """Feed stdin and read the multiplexed stream until its end; False when `deadline` or `abort` came first.
+
+    A background child may hold the stream open: every second of silence `ended` is asked whether the command itself is done.
+    """
+    sock.setblocking(False)
+    view, buffer = memoryview(stdin), bytearray()
+    events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stdin else 0)
+    quiet_since = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, events)
+        while True:
+            now = time.monotonic()
+            if now > deadline or abort.is_set():
+                return False
+            ready = selector.select(min(deadline - now, 0.1))
+            if not ready and now - quiet_since > DRAIN_SECONDS:
+                if ended():
+                    return True
+                quiet_since = now + 1.0
+            for _, mask in ready:
+                if mask & selectors.EVENT_WRITE:
+                    try:
+                        view = view[sock.send(view) :]
+                    except (BrokenPipeError, ConnectionResetError):
+                        view = view[len(view) :]
+                    if not view:
+                        with contextlib.suppress(OSError):
+                            sock.shutdown(socket.SHUT_WR)
+                        selector.modify(sock, selectors.EVENT_READ)
+                if mask & selectors.EVENT_READ:
+                    quiet_since = now
+                    data = sock.recv(65536)
+                    if not data:
+                        return True
+                    buffer += data
+                    _demultiplex(buffer, streams)
+                    if streams[0].truncated or streams[1].truncated:
+                        time.sleep(0.002)  # who floods waits, not the host
+
+
+def _demultiplex(buffer: bytearray, streams: tuple[HeadTail, HeadTail]) -> None:
+    """Take whole and partial frames (kind, 0, 0, 0, size) off the front; a partial one is split: memory stays bounded."""
+    while len(buffer) > 8:
+        kind, size = struct.unpack_from("!BxxxI", buffer)
+        taken = min(size, len(buffer) - 8)
+        streams[1 if kind == 2 else 0].add(bytes(buffer[8 : 8 + taken]))
+        if taken == size:
+            del buffer[: 8 + size]
+            continue
+        del buffer[: 8 + taken]
+        buffer[:0] = struct.pack("!BxxxI", kind, size - taken)
+        return
