@@ -259,8 +259,7 @@ def _validate_one(root: Path, context: Any, suite: Suite, columns: Columns, *, r
             violations.append(_broken(suite, rule, item))
             continue
         for place in places:
-            i = int(place["row"]) - 1
-            violations.append(suite.violation(rule, columns, i, columns[rule.column][i]))
+            violations.append(suite.violation(rule, columns, int(place["row"]) - 1))
     report = TableReport(table=suite.table, rows=len(frame), expectations=len(outcome.results), violations=tuple(violations))
     return report, page
 

@@ -84,7 +84,7 @@ def without(episodes: Sequence[Episode], quarantine: Quarantine) -> list[Episode
 
 def _stop(violation: Violation, *, file: str | None, why: str) -> ContractError:
     return ContractError(
-        f"{why}: found {violation.found}, expected {violation.expected}",
+        f"{why}: {violation.problem}",
         file=f"{file} ({violation.table})" if file else violation.table,
         row=violation.row,
         field=violation.field,

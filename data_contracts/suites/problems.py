@@ -16,12 +16,12 @@ def suite(*, domains: Collection[str] = (), max_prompt_tokens: int | None = None
     """`domains`: registered domains; empty leaves that rule out."""
     rules: list[Rule] = [
         unique("row_id", field="id", expected="an id that no other problem has", remedy="Give every problem its own id"),
-        holds("id_fits", field="id", expected="<domain>/<split>/<local id>", remedy="Rename the problem"),
+        holds("id_fits", field="id", expected="<domain>/<split>/<local id>", remedy="Rename the problem", shows="row_id"),
         one_of("split", get_args(Split), remedy="Use train or heldout"),
         one_of("trust", get_args(TrustLevel), field="verifier.trust", remedy="Name one of the trust levels"),
         holds("difficulty_finite", field="difficulty", expected="a finite number", remedy=_FIX),
         between("messages", 1, None, expected="at least 1 message", remedy="Give the problem a prompt"),
-        between("prompt_characters", 1, None, field="messages", expected="a prompt that is not empty", remedy=_FIX),
+        holds("prompt_filled", field="messages", expected="a prompt that is not empty", remedy=_FIX),
         one_of("last_role", ("user", "tool", "system"), field="messages", remedy="End the prompt before the assistant's turn"),
         holds("tools_are_objects", field="tools", expected="distinct names, JSON schemas of type object", remedy=_FIX),
         holds(
@@ -64,7 +64,7 @@ def project(problems: Sequence[Problem], *, prompt_tokens: Mapping[str, int] | N
         "trust": [p.verifier.trust for p in problems],
         "difficulty_finite": [math.isfinite(p.difficulty) for p in problems],
         "messages": [len(p.messages) for p in problems],
-        "prompt_characters": [sum(len(m.content.strip()) for m in p.messages) for p in problems],
+        "prompt_filled": [any(m.content.strip() for m in p.messages) for p in problems],
         "last_role": [p.messages[-1].role if p.messages else None for p in problems],
         "tools_are_objects": [
             len({t.name for t in p.tools}) == len(p.tools) and all(t.parameters.get("type") == "object" for t in p.tools)

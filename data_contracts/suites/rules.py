@@ -37,7 +37,12 @@ class Violation(Record, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         place = f"{self.table}, row {self.row} ({self.row_id})" if self.row is not None else self.table
-        return f"{place}, field '{self.field}': found {self.found}, expected {self.expected}. {self.remedy}"
+        return f"{place}, field '{self.field}': {self.problem}. {self.remedy}"
+
+    @property
+    def problem(self) -> str:
+        """What was found and expected, in words."""
+        return f"found {self.found}, expected {self.expected}" if self.found else f"expected {self.expected}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,8 @@ class Rule:
     low: float | None = None
     high: float | None = None
     values: tuple[str, ...] = ()
+    shows: str | None = None
+    """The column whose cell a message shows; None: this one, and nothing for a flag."""
 
     def breaks(self, value: Any) -> bool:
         """Whether one non-empty cell breaks the rule (`unique` is decided over the column)."""
@@ -83,17 +90,19 @@ class Suite:
                 if value is None or value != value:
                     continue
                 if counts[value] > 1 if counts is not None else rule.breaks(value):
-                    found.append(self.violation(rule, columns, i, value))
+                    found.append(self.violation(rule, columns, i))
         return found
 
-    def violation(self, rule: Rule, columns: Mapping[str, list[Any]], i: int, value: Any) -> Violation:
+    def violation(self, rule: Rule, columns: Mapping[str, list[Any]], i: int) -> Violation:
+        """The finding on row `i` (from 0)."""
+        shown = rule.shows or (None if rule.kind == "holds" else rule.column)
         return Violation(
             table=self.table,
             row=columns["row"][i],
             row_id=columns["row_id"][i],
             group_id=columns["group_id"][i],
             field=rule.field,
-            found="something else" if rule.kind == "holds" else repr(value)[:80],
+            found=repr(columns[shown][i])[:80] if shown else "",
             expected=rule.expected,
             remedy=rule.remedy,
         )
@@ -128,8 +137,8 @@ def one_of(column: str, values: tuple[str, ...], *, remedy: str, field: str | No
     )
 
 
-def holds(column: str, *, expected: str, remedy: str, field: str) -> Rule:
-    return Rule(column=column, field=field, kind="holds", expected=expected, remedy=remedy)
+def holds(column: str, *, expected: str, remedy: str, field: str, shows: str | None = None) -> Rule:
+    return Rule(column=column, field=field, kind="holds", expected=expected, remedy=remedy, shows=shows)
 
 
 def unique(column: str, *, expected: str, remedy: str, field: str | None = None) -> Rule:

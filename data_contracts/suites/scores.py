@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from data_contracts.records import Episode, Score
 from data_contracts.suites.rules import Columns, Suite, between, holds, unique
 
-_REWARD = "Fix the reward component that produced it, then run `bessemer regrade`"
+_REWARD = "Fix the reward component that produced it, then score the batch again"
 
 
 def suite(*, low: float = 0.0, high: float = 1.0) -> Suite:
@@ -17,7 +17,7 @@ def suite(*, low: float = 0.0, high: float = 1.0) -> Suite:
         table="scores",
         rules=(
             unique("row_id", field="episode_id", expected="one score an episode", remedy="Score the batch again"),
-            holds("reward_finite", field="reward", expected="a finite number", remedy=_REWARD),
+            holds("reward_finite", field="reward", expected="a finite number", remedy=_REWARD, shows="reward"),
             between("reward", low, high, expected=f"a reward from {low} to {high}", remedy=_REWARD),
             holds("components_finite", field="components", expected="finite numbers, at least one", remedy=_REWARD),
             holds(
@@ -45,7 +45,7 @@ def project(scores: Sequence[Score], *, episodes: Sequence[Episode] | None = Non
         columns["row_id"].append(score.episode_id)
         columns["group_id"].append(score.group_id)
         columns["reward_finite"].append(math.isfinite(score.reward))
-        columns["reward"].append(score.reward if math.isfinite(score.reward) else None)
+        columns["reward"].append(score.reward)
         columns["components_finite"].append(bool(score.components) and all(map(math.isfinite, score.components.values())))
         columns["episode_fits"].append(fits if episodes is not None else None)
         columns["present"].append(True)

@@ -192,7 +192,7 @@ def test_more_than_two_percent_of_groups_stop_the_iteration() -> None:
         )
     assert str(caught.value) == (
         "campaigns/c/iterations/000003/episodes.json (episodes), row 15, field 'logprobs_T': 2 of 50 groups break "
-        "their contract, more than 2%; the first: found something else, expected finite numbers. "
+        "their contract, more than 2%; the first: expected finite numbers. "
         "Check the engine: it returned broken numbers; restart it and resume"
     )
 
