@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import posixpath
 import re
 import time
 import weakref
@@ -82,10 +83,9 @@ class Box(ABC):
         await self._put(files)
 
     async def freeze(self) -> None:
-        if self._frozen:
+        if self._frozen and not self._destroyed:
             return
-        if self._destroyed:
-            self._usable("be frozen")
+        self._usable("be frozen")
         await self._freeze()
         self._frozen = True
 
@@ -102,6 +102,10 @@ class Box(ABC):
         self._destroyed = True
         await self._destroy()
         self._backend.boxes.discard(self)
+
+    def folder(self, request: ExecRequest) -> str:
+        """Where the command runs: absolute, inside the box."""
+        return posixpath.join(self.spec.workdir, request.cwd or "")
 
     def _check_request(self, request: ExecRequest) -> None:
         if not request.argv or any("\0" in word for word in request.argv):

@@ -123,8 +123,8 @@ class BubblewrapBackend(Backend):
             raise
         return box
 
-    def send(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """One request to the spawner, which is started when there is none. Blocks for a moment."""
+    def send(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """One request to the spawner (started when there is none), whose pid is the answer. Blocks for a moment."""
         body = os.memfd_create("request")
         try:
             os.write(body, json.dumps(request).encode())
@@ -132,11 +132,16 @@ class BubblewrapBackend(Backend):
                 if self._spawner is None or self._spawner.poll() is not None:
                     self._start_spawner()
                 assert self._control is not None
+                assert self._spawner is not None
                 socket.send_fds(self._control, [b"r"], [body, *descriptors])
+                return self._spawner.pid
         except OSError as error:
             raise InfraError("sandbox_backend", f"the sandbox spawner does not answer: {error}") from error
         finally:
             os.close(body)
+
+    def spawner_alive(self, pid: int) -> bool:
+        return self._spawner is not None and self._spawner.pid == pid and self._spawner.poll() is None
 
     def _start_spawner(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -156,7 +161,7 @@ class BubblewrapBox(Box):
         self._host, self._group, self._commands = backend, group, 0
         root = os.geteuid() == 0
         self._uid, self._gid = (group.slot, group.slot) if root else (os.geteuid(), os.getegid())
-        self.pid = 0
+        self._spawner_pid = self.pid = 0
         """pid 1 of the box, as the host sees it."""
         self._fds: dict[str, int] = {}
 
@@ -165,7 +170,7 @@ class BubblewrapBox(Box):
         limits = self.spec.limits
         self._group.set_limits(limits)
         info, errors, ready = os.pipe(), os.pipe(), os.pipe()
-        self._host.send(
+        self._spawner_pid = self._host.send(
             {
                 "op": "start", "argv": _command(bwrap, root, self.spec), "join": self._group.joins(), "uid": self._uid,
                 "gid": self._gid, "lifetime": limits.lifetime_seconds, "groups": [str(path) for path in self._group.folders],
@@ -226,16 +231,18 @@ class BubblewrapBox(Box):
             return False
         return True
 
-    def _raise_lost(self) -> None:
-        raise SandboxLost(
-            f"box {self.id} is gone: its pid 1 was killed from inside"
-            + (" or by its memory limit" if self._group.oom_kills() else "")
-            + "; this counts as the policy's failure"
-        )
+    def _require_alive(self) -> None:
+        """Raises InfraError where we ended the box, SandboxLost otherwise."""
+        if self._alive():
+            return
+        self._expired()
+        if not self._host.spawner_alive(self._spawner_pid):
+            raise InfraError("sandbox_backend", f"the sandbox spawner died, and box {self.id} with it")
+        memory = " or by its memory limit" if self._group.oom_kills() else ""
+        raise SandboxLost(f"box {self.id} is gone: its pid 1 was killed from inside{memory}; this is the policy's failure")
 
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
-        if not self._alive():
-            self._raise_lost()
+        self._require_alive()
         self._commands += 1
         number, kills = self._commands, self._group.oom_kills()
         reader = await asyncio.to_thread(self._launch, number, request, env)
@@ -271,7 +278,7 @@ class BubblewrapBox(Box):
                 stdin, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
             )
             message = {
-                "op": "exec", "argv": request.argv, "env": env, "cwd": request.cwd or self.spec.workdir, "uid": self._uid,
+                "op": "exec", "argv": request.argv, "env": env, "cwd": self.folder(request), "uid": self._uid,
                 "gid": self._gid, "cap": request.max_output_bytes, "seconds": request.deadline_seconds,
                 "join": self._group.joins(number),
             }  # fmt: skip
@@ -291,8 +298,7 @@ class BubblewrapBox(Box):
         if size:
             header = json.loads(payload[4 : 4 + size])
         if header["status"] is None or (not self._alive() and not timed_out):
-            if not self._alive():
-                self._raise_lost()
+            self._require_alive()
             raise InfraError("sandbox_backend", f"a command could not enter box {self.id}: {header['error']}")
         body, split = payload[4 + size :], header["out"]
         code = os.waitstatus_to_exitcode(header["status"])
@@ -310,6 +316,7 @@ class BubblewrapBox(Box):
         await asyncio.to_thread(write)
 
     async def _freeze(self) -> None:
+        self._require_alive()
         await asyncio.to_thread(self._group.kill)
 
     async def _collect(self, names: Sequence[str], max_bytes: int) -> tuple[Artifact, ...]:

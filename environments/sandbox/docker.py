@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import functools
 import math
+import socket
 import threading
 import time
 import uuid
@@ -153,6 +154,7 @@ class DockerBackend(Backend):
             tmpfs={spec.workdir: work, "/tmp": scratch},  # noqa: S108
             shm_size=SCRATCH_BYTES,
             network_mode="none",
+            dns=["127.0.0.1"],  # otherwise the box could read the host's name servers
             ipc_mode="private",
             cap_drop=["ALL"],
             security_opt=["no-new-privileges:true"],
@@ -217,7 +219,7 @@ class DockerBox(Box):
         kills = self._oom_kills(None)
         began = time.monotonic()
         code, streams = self._stream(
-            argv, request.stdin, request.deadline_seconds, request.max_output_bytes, request.cwd or self.spec.workdir, abort
+            argv, request.stdin, request.deadline_seconds, request.max_output_bytes, self.folder(request), abort
         )
         wall = time.monotonic() - began
         if code is None and not self._kill_all():
@@ -265,11 +267,12 @@ class DockerBox(Box):
                 streams[1].add(b"the box has no room for another process\n")
                 return CANNOT_START, streams
             raise
+        sock: socket.socket = getattr(wrapper, "_sock", wrapper)
         try:
-            if not pump(getattr(wrapper, "_sock", wrapper), stdin, streams, deadline, abort, lambda: _ended(api, run)):
+            if not pump(sock, stdin, streams, deadline, abort, lambda: _ended(api, run)):
                 return None, streams
         finally:
-            wrapper.close()
+            _close(wrapper, sock)
         while (code := api.exec_inspect(run)["ExitCode"]) is None:
             if time.monotonic() > deadline:
                 return None, streams
@@ -302,7 +305,7 @@ class DockerBox(Box):
     def _gone(self, state: Mapping[str, Any], cause: Exception | None) -> NoReturn:
         self._expired()
         how = "its memory limit" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
-        raise SandboxLost(f"box {self.id} is gone ({how}); this counts as the policy's failure") from cause
+        raise SandboxLost(f"box {self.id} is gone ({how}); this is the policy's failure") from cause
 
     async def _put(self, files: Mapping[str, bytes]) -> None:
         def write() -> None:
@@ -384,3 +387,14 @@ def _remove(container: Container) -> None:
 
 def _ended(api: Any, run: str) -> bool:
     return not api.exec_inspect(run)["Running"]
+
+
+def _close(wrapper: Any, sock: socket.socket) -> None:
+    """Closing the SDK's wrapper alone leaves the connection open, and the engine waiting for us to read."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    response = getattr(wrapper, "_response", None)
+    if response is not None:
+        response.close()
+    wrapper.close()
+    sock.close()

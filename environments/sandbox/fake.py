@@ -51,7 +51,7 @@ class FakeBox(Box):
         argv = [str(self._folder / word.removeprefix("/work/")) if word.startswith("/work/") else word for word in request.argv]
         if argv[0] == "python3":  # the interpreter at hand; a box has no other than its own either
             argv[0] = sys.executable
-        cwd = self._folder / (request.cwd or "").removeprefix(self.spec.workdir).lstrip("/")
+        cwd = self._folder / self.folder(request).removeprefix(self.spec.workdir).lstrip("/")
         began = time.monotonic()
         streams = HeadTail(request.max_output_bytes), HeadTail(request.max_output_bytes)
         pipe = asyncio.subprocess.PIPE

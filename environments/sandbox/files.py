@@ -125,12 +125,13 @@ def _read(root: int, parts: tuple[str, ...], limit: int, name: str) -> bytes | N
             if error.errno in _ABSENT:
                 return None
             raise
-        with os.fdopen(fd, "rb") as file:
-            about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode):
-                return None
-            if about.st_size > limit:
-                raise too_large(name)
+        stack.callback(os.close, fd)
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode):
+            return None
+        if about.st_size > limit:
+            raise too_large(name)
+        with os.fdopen(fd, "rb", closefd=False) as file:
             content = file.read(limit + 1)
     if len(content) > limit:
         raise too_large(name)
