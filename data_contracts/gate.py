@@ -95,9 +95,10 @@ def check_train_batch(
     vocabulary: int | None = None,
     versions: tuple[int, int] | None = None,
 ) -> list[Violation]:
-    """The rules of the train batch, just before the trainer gets it."""
-    suite = train_batch_suite.suite(max_tokens=max_tokens, vocabulary=vocabulary, versions=versions)
-    return suite.violations(train_batch_suite.project(episodes, scores))
+    """The rules of the train batch, just before the trainer gets it. `versions`: oldest and newest policy version that may
+    have sampled it."""
+    suite = train_batch_suite.suite(max_tokens=max_tokens, vocabulary=vocabulary)
+    return suite.violations(train_batch_suite.project(episodes, scores, versions=versions))
 
 
 # ---------------------------------------------------------------------------------------------------- great expectations
@@ -129,8 +130,8 @@ def check_batch(
     if scores is not None:
         tables.append((scores_suite.suite(low=low, high=high), scores_suite.project(scores, episodes=episodes)))
     if scores is not None and episodes is not None:
-        suite = train_batch_suite.suite(max_tokens=max_tokens, vocabulary=vocabulary, versions=versions)
-        tables.append((suite, train_batch_suite.project(episodes, scores)))
+        suite = train_batch_suite.suite(max_tokens=max_tokens, vocabulary=vocabulary)
+        tables.append((suite, train_batch_suite.project(episodes, scores, versions=versions)))
     return validate(folder, run_name=run_name, tables=tables)
 
 

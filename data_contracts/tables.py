@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -69,6 +69,7 @@ _JSON: Mapping[str, Any] = {
     "artifacts": tuple[Artifact, ...],
     "final_state": dict[str, Any],
 }
+_EPISODE, _SCORE = partial(msgspec.convert, type=Episode), partial(msgspec.convert, type=Score)
 _SCORE_TEXT = ("episode_id", "group_id", "problem_id", "domain")
 
 
@@ -121,7 +122,7 @@ def read_group(data: bytes, *, file: str | None = None) -> tuple[Episode, ...]:
     names = tuple(columns)
     rows = zip(*columns.values(), strict=True)
     return tuple(
-        _row(_to_episode, dict(zip(names, values, strict=True)), file=file, row=i, field=None)
+        _row(_EPISODE, dict(zip(names, values, strict=True)), file=file, row=i, field=None)
         for i, values in enumerate(rows, start=1)
     )
 
@@ -181,7 +182,7 @@ def read_scores_table(data: bytes, *, file: str | None = None) -> tuple[Score, .
     """Scores of a Parquet table, types checked. Finite rewards and ranges are the gate's business."""
     table = _from_parquet(data, _score_schema(), file=file)
     rows = table.to_pylist(maps_as_pydicts="strict")
-    return tuple(_row(_to_score, row, file=file, row=i, field=None) for i, row in enumerate(rows, start=1))
+    return tuple(_row(_SCORE, row, file=file, row=i, field=None) for i, row in enumerate(rows, start=1))
 
 
 def put_scores(store: Store, key: str, scores: Sequence[Score]) -> ScoresRef:
@@ -336,14 +337,6 @@ def _from_parquet(data: bytes, schema: pa.Schema, *, file: str | None) -> pa.Tab
         if found != wanted:
             raise ContractError(f"has type {found}, expected {wanted}", file=file, field=name, remedy=_FIX_STORED)
     return table.select(schema.names)
-
-
-def _to_episode(row: dict[str, Any]) -> Episode:
-    return msgspec.convert(row, Episode)
-
-
-def _to_score(row: dict[str, Any]) -> Score:
-    return msgspec.convert(row, Score)
 
 
 def _row(convert: Any, value: Any, *, file: str | None, row: int, field: str | None) -> Any:

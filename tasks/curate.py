@@ -295,7 +295,7 @@ def _interleave(domains: Sequence[DomainConfig], drawn: Mapping[str, list[Proble
     queues = {entry: iter(drawn[_entry_name(entry, settings)]) for entry, settings in enumerate(domains)}
     total = sum(len(problems) for problems in drawn.values())
     merged: list[Problem] = []
-    for entry in _order(domains, sum(_quotas(domains, total).values())):
+    for entry in _order(domains, total):
         if (problem := next(queues[entry], None)) is not None:
             merged.append(problem)
     for queue in queues.values():

@@ -143,7 +143,7 @@ def test_great_expectations_and_the_cheap_check_find_the_same(tmp_path: Path) ->
     suites = [
         (episodes_suite.suite(domains=["arithmetic"]), episodes_suite.project(episodes)),
         (scores_suite.suite(), scores_suite.project(scores, episodes=batch(len(BAD_SCORES) + 1))),
-        (train_batch_suite.suite(max_tokens=10, vocabulary=90, versions=(1, 1)), train_batch_suite.project(episodes, scores)),
+        (train_batch_suite.suite(max_tokens=10, vocabulary=90), train_batch_suite.project(episodes, scores, versions=(1, 1))),
         (problems_suite.suite(domains=["arithmetic"]), problems_suite.project(problems)),
     ]
     report = gate.validate(tmp_path, run_name="iteration 000000", tables=suites)
