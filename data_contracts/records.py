@@ -92,7 +92,10 @@ class Message(Record, frozen=True, kw_only=True):
 
 
 class Budgets(Record, frozen=True, kw_only=True):
-    """What one episode may spend before it becomes a `policy_failure`. Deadlines nest: tool call < turn < episode."""
+    """What one episode may spend before it becomes a `policy_failure`. Deadlines nest: tool call < turn < episode.
+
+    `max_episode_tokens` counts everything the trainer will see: prompt, sampled tokens and observations.
+    """
 
     max_turns: int = 1
     max_tokens_per_turn: int = 64

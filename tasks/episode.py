@@ -21,9 +21,9 @@ from hashlib import sha256
 from typing import Final, TypeVar
 
 import msgspec
-from data_contracts.gate import check_group
 
 from data_contracts.errors import InfraError, SandboxLost, VersionMismatch
+from data_contracts.gate import check_group
 from data_contracts.protocols import Store, to_json
 from data_contracts.records import (
     Disposition,
@@ -206,7 +206,7 @@ async def _act(job: GroupJob, episode_id: str, environment: Environment, runtime
     for index in range(budgets.max_turns):
         room = min(
             budgets.max_tokens_per_turn,
-            allowed - trace.sampled,
+            allowed - len(trace.token_ids_T),
             runtime.spec.max_model_len - len(trace.token_ids_T) - 1,
         )
         if room <= 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -21,7 +22,7 @@ from data_contracts.records import Message, Problem, Record
 class SamplerSpec(Record, frozen=True, kw_only=True):
     """Where tokens come from.
 
-    `vllm`: the replicas at `addresses`. `replay`: tokens recorded under the store key `recording`. `scripted`: the domain's own
+    `vllm`: the replicas at `addresses`. `replay`: tokens of the recording file `recording`. `scripted`: the domain's own
     policy named by `policy` ("oracle", "noop", "random", or an exploit's name), for proofs and tests.
     """
 
@@ -30,7 +31,7 @@ class SamplerSpec(Record, frozen=True, kw_only=True):
     recording: str = ""
     policy: str = "oracle"
     record_to: str = ""
-    """Store key prefix: when given, every sampled turn is recorded there for a later replay."""
+    """A file: when given, every sampled turn is appended to it for a later replay."""
 
 
 class WorkerSpec(Record, frozen=True, kw_only=True):
@@ -106,20 +107,20 @@ async def _open(spec: WorkerSpec) -> Runtime:
     from models.codec import open_codec
 
     store = open_store(spec.store_url)
-    codec = await asyncio.to_thread(open_codec, spec.model_folder)
+    codec = await asyncio.to_thread(open_codec, Path(spec.model_folder))
     backend = await asyncio.to_thread(open_backend, SandboxConfig.model_validate_json(spec.sandbox))
     await backend.check()
     return Runtime(
         spec=spec,
         store=store,
         codec=codec,
-        sampler=_open_sampler(spec, store=store, codec=codec),
+        sampler=_open_sampler(spec, codec=codec),
         backend=backend,
         reward=RewardConfig.model_validate_json(spec.reward),
     )
 
 
-def _open_sampler(spec: WorkerSpec, *, store: Store, codec: Codec) -> Sampler:
+def _open_sampler(spec: WorkerSpec, *, codec: Codec) -> Sampler:
     chosen = spec.sampler
     if chosen.kind == "scripted":
         from tasks.scripted import ScriptedSampler
@@ -129,6 +130,6 @@ def _open_sampler(spec: WorkerSpec, *, store: Store, codec: Codec) -> Sampler:
     from models.serving.vllm_sampler import VllmSampler
 
     if chosen.kind == "replay":
-        return ReplaySampler(store, chosen.recording)
-    sampler: Sampler = VllmSampler(chosen.addresses, campaign=spec.campaign)
-    return RecordingSampler(sampler, store, chosen.record_to) if chosen.record_to else sampler
+        return ReplaySampler.from_file(Path(chosen.recording))
+    sampler = VllmSampler(chosen.addresses, campaign=spec.campaign)
+    return RecordingSampler(sampler, Path(chosen.record_to)) if chosen.record_to else sampler

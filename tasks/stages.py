@@ -179,11 +179,6 @@ class LoopStages:
         return {name: sum(values) / len(values) for name, values in sorted(rewards.items()) if values}
 
     def _count_tokens(self, problem: Problem) -> int:
-        """Tokens of the first prompt, or an upper bound when that is within the budget (no tokenizer needed then)."""
-        text = "".join(message.content for message in problem.messages) + str(problem.tools)
-        bound = len(text.encode()) + 256  # a byte-level BPE never makes more tokens than bytes; 256 for the template
-        if bound <= self.config.curate.max_prompt_tokens:
-            return bound
         return len(self._codec.encode_prompt(problem.messages, problem.tools))
 
     @cached_property
