@@ -11,12 +11,10 @@
 Contract: the schemas are fixed, equal records give equal bytes (no timestamps, fixed compression, sorted JSON keys; the Parquet
 footer names the Arrow version, so bytes may change with an upgrade of pyarrow, never between two runs), and reading gives
 equal records. Tools, turns, verdicts and every other nested value are JSON strings: Arrow would fill missing struct fields with
-nulls and corrupt heterogeneous tool schemas. Log-probabilities are float64 because samplers send them as JSON numbers, which
-float32 would not give back exactly. Rows are counted from 1 in every message. `put_*`: the first write wins, and the Ref
-describes what the store holds, so a writer whose `sha256` differs lost to an earlier attempt and reads that one back.
-
-Gaps: a non-finite number inside a JSON column (a verdict's score) is stored as null and refused when read; the per-group
-contract (`gate.check_group`) finds it before anything is written.
+nulls and corrupt heterogeneous tool schemas (json_cells.py says how NaN and odd text survive). Log-probabilities are float64
+because samplers send them as JSON numbers, which float32 would not give back exactly. Rows are counted from 1 in every
+message. `put_*`: the first write wins, and the Ref describes what the store holds, so a writer whose `sha256` differs lost to
+an earlier attempt and reads that one back.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from data_contracts.errors import ContractError
+from data_contracts.json_cells import decoder, encode_cell
 from data_contracts.protocols import Store, to_json
 from data_contracts.records import (
     SCHEMA_VERSION,
@@ -90,7 +89,7 @@ def write_group(episodes: Sequence[Episode]) -> bytes:
 
     schema = _episode_schema()
     columns: dict[str, list[Any]] = {name: [getattr(e, name) for e in episodes] for name in (*_TEXT, *_NUMBERS)}
-    columns |= {name: [to_json(getattr(e, name)).decode() for e in episodes] for name in _JSON}
+    columns |= {name: [encode_cell(getattr(e, name)) for e in episodes] for name in _JSON}
     arrays: dict[str, Any] = {}
     for name in _TOKENS:
         arrays[name] = _list_array([getattr(e, name) for e in episodes], schema.field(name).type.value_type, field=name)
@@ -112,12 +111,10 @@ def read_group(data: bytes, *, file: str | None = None) -> tuple[Episode, ...]:
     table = _from_parquet(data, _episode_schema(), file=file)
     columns: dict[str, list[Any]] = {name: table.column(name).to_pylist() for name in (*_TEXT, *_NUMBERS)}
     columns |= {name: _lists(table.column(name), file=file, field=name) for name in _TOKENS}
-    decoders = {name: msgspec.json.Decoder(kind) for name, kind in _JSON.items()}
-    for name, decoder in decoders.items():
-        cells = table.column(name).to_pylist()
+    for name, kind in _JSON.items():
+        decode, cells = decoder(kind), table.column(name).to_pylist()
         columns[name] = [
-            _row(decoder.decode, "null" if cell is None else cell, file=file, row=i, field=name)
-            for i, cell in enumerate(cells, 1)
+            _row(decode, "null" if cell is None else cell, file=file, row=i, field=name) for i, cell in enumerate(cells, 1)
         ]
     names = tuple(columns)
     rows = zip(*columns.values(), strict=True)
@@ -207,11 +204,11 @@ def write_problems(problems: Iterable[Problem]) -> bytes:
 
 def read_problems(data: bytes, *, file: str | None = None) -> tuple[Problem, ...]:
     """Problems from our own JSON lines, strictly; foreign files go through tasks/sources.py, which explains more."""
-    decoder = msgspec.json.Decoder(Problem)
+    decode = msgspec.json.Decoder(Problem).decode
     lines = data.split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
-    return tuple(_row(decoder.decode, line, file=file, row=i, field=None) for i, line in enumerate(lines, start=1))
+    return tuple(_row(decode, line, file=file, row=i, field=None) for i, line in enumerate(lines, start=1))
 
 
 def put_problems(store: Store, key: str, problems: Sequence[Problem]) -> ProblemsRef:

@@ -44,6 +44,22 @@ def test_any_values_come_back_exactly(logprobs: list[float], text: str, schema: 
     assert tables.read_group(tables.write_group([one])) == (one,)
 
 
+def test_broken_values_survive_so_that_quarantine_can_show_them() -> None:
+    good = episode(0, 0)
+    verdict = replace(good.verdict, score=math.nan, components={"a": math.inf})
+    bad = replace(
+        good,
+        verdict=verdict,
+        final_state={"path": "\ud83d", "x": [-math.inf]},
+        prompt=(Message(role="user", content="\ud83d"),),
+    )
+    (back,) = tables.read_group(tables.write_group([bad]))
+    assert back.verdict is not None
+    assert math.isnan(back.verdict.score)
+    assert back.verdict.components == {"a": math.inf}
+    assert (back.final_state, back.prompt, back.artifacts) == (bad.final_state, bad.prompt, bad.artifacts)
+
+
 def test_nested_values_are_json_text_so_arrow_cannot_fill_in_nulls() -> None:
     table = pq.read_table(io.BytesIO(tables.write_group([episode(0, 0), episode(0, 1, tools=())])))
     for name in ("prompt", "tools", "turns", "verdict", "artifacts", "final_state", "spans"):
