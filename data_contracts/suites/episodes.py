@@ -1,7 +1,9 @@
 """The contract of graded groups: token arrays that line up, masks only on what the policy wrote, spans, turns, verdicts.
 
-An `infra_failure` has no verdict and may have stopped anywhere, so the rules on tokens and turns pass over it. The projection
-is plain Python over tuples: about 40 microseconds for an episode of 500 tokens.
+An `infra_failure` has no verdict and may have stopped anywhere, so the rules on tokens and turns pass over it. A
+`policy_failure` may have stopped inside a turn (it killed its box) or before its first token: a policy must never be able to
+break a contract, because a quarantined group is a group without a bad score. The projection is plain Python over tuples: about
+80 microseconds for an episode of 500 tokens.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ def _tokens(e: Episode) -> dict[str, Any]:
     agree = len(mask) == total == len(logprobs)
     finite = all(map(math.isfinite, logprobs))
     return {
-        "tokens": None if infra else total,
+        "tokens": total if e.outcome == "scored" else None,
         "token_min": min(ids, default=None),
         "policy_tokens": written if e.outcome == "scored" else None,
         "lengths_agree": agree,
@@ -147,10 +149,13 @@ def _tokens(e: Episode) -> dict[str, Any]:
 
 def _mask_fits(e: Episode, written: int) -> bool:
     mask = e.loss_mask_T
-    if mask.count(0) + mask.count(1) != len(mask) or any(mask[: e.prompt_length]) or not 1 <= e.prompt_length <= len(mask):
+    if mask.count(0) + mask.count(1) != len(mask) or any(mask[: e.prompt_length]):
+        return False
+    if mask and not 1 <= e.prompt_length <= len(mask):
         return False
     inside = sum(sum(mask[t.token_start : t.token_stop]) for t in e.turns)
-    return inside == written == sum(t.token_stop - t.token_start for t in e.turns)
+    claimed = sum(t.token_stop - t.token_start for t in e.turns)
+    return inside == claimed and (inside == written or (e.outcome == "policy_failure" and inside < written))
 
 
 def _spans_fit(e: Episode, written: int) -> bool:

@@ -88,6 +88,37 @@ def test_a_valid_batch_has_no_findings() -> None:
     assert gate.check_problems([problem(i) for i in range(3)], domains=["arithmetic"]) == []
 
 
+def test_a_policy_cannot_break_the_contract_by_failing() -> None:
+    """A box killed inside a turn, and a prompt that left no room: no verdict, tokens without a turn, no tokens at all."""
+    failed = {"outcome": "policy_failure", "verdict": None}
+    killed = episode(0, 0, turns=episode().turns[:1], stop_reason="box_killed", **failed)
+    nothing = episode(
+        0,
+        1,
+        token_ids_T=(),
+        loss_mask_T=(),
+        logprobs_T=(),
+        prompt_length=0,
+        spans=(),
+        turns=(),
+        stop_reason="box_killed",
+        **failed,
+    )
+    no_room = episode(
+        0,
+        2,
+        token_ids_T=(5, 6),
+        loss_mask_T=(0, 0),
+        logprobs_T=(0.0, 0.0),
+        prompt_length=2,
+        spans=(),
+        turns=(),
+        stop_reason="token_budget",
+        **failed,
+    )
+    assert gate.check_group([killed, nothing, no_room]) == []
+
+
 @pytest.mark.parametrize("name", BAD_EPISODES)
 def test_each_broken_episode_is_found_and_takes_its_group(name: str) -> None:
     change, field = BAD_EPISODES[name]
