@@ -6,11 +6,18 @@ not proven yet its label begins with `PROVING`, which no sampler accepts.
 
 from __future__ import annotations
 
+import hashlib
+
 PROVING = "proving:"
 
 
 def label_of(campaign: str, version: int) -> str:
     return f"{campaign}@{version}"
+
+
+def cache_salt_of(label: str) -> str:
+    """A prefix-cache salt that no other version has; vLLM allows no "@" in one."""
+    return hashlib.blake2b(label.encode(), digest_size=16).hexdigest()
 
 
 def version_of(label: str, *, campaign: str) -> int | None:

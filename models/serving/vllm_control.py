@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 
 from data_contracts.errors import InfraError
+
+_POLL_SECONDS = 0.5
 
 
 class ReplicaControl:
@@ -26,8 +28,8 @@ class ReplicaControl:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._client.close()
 
-    def wait_healthy(self) -> None:
-        """A replica may be restarting: poll until the deadline."""
+    def wait_healthy(self, give_up: Callable[[], float]) -> None:
+        """A replica may be restarting: poll until `give_up()` (of time.monotonic, asked again before every wait)."""
         while True:
             try:
                 if self._client.get("/health", timeout=5.0).status_code == httpx.codes.OK:
@@ -35,9 +37,9 @@ class ReplicaControl:
                 why = "it answers /health with an error"
             except httpx.TransportError as error:
                 why = f"{type(error).__name__} {error}".rstrip()
-            if time.monotonic() + 0.5 > self._deadline:
+            if time.monotonic() + _POLL_SECONDS > give_up():
                 raise InfraError("engine_unreachable", f"{self.address} did not become healthy in time: {why}")
-            time.sleep(0.5)
+            time.sleep(_POLL_SECONDS)
 
     def label(self) -> str:
         return str(self._call("GET", "/weight_info")["weight_version"])

@@ -1,6 +1,7 @@
 """Weight updates on vLLM replicas, each one proven (rule 7).
 
-For every replica that does not already serve the version with a proof of ours: wait until it is healthy, pause (requests in
+For every replica that does not already serve the version with a proof of ours: wait until it is healthy (a lone replica may be
+restarting; of several, those that do not answer are left out), pause (requests in
 flight freeze), reload from the store, label it as being proven, drop the prefix cache, resume, decode probe tokens. Then the
 trainer scores the same tokens under new and old weights and `proof.judge` decides. Accepted replicas get the version's label;
 the others are paused again and named in the result ("taken out"). Samplers refuse tokens drawn in between.
@@ -15,12 +16,15 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from data_contracts.config import PublishConfig
 from data_contracts.errors import InfraError, PublishRefused
@@ -32,17 +36,39 @@ from models.serving.vllm_control import ReplicaControl
 
 _PROBES = 16
 _PROMPT_TOKENS = 12
+_WAITING_SHARE = 0.8
+_GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Probe:
-    """What a replica sampled after its reload: whole sequences (prompt first) and the log-probabilities of the sampled part."""
+    """What a replica sampled after its reload: whole sequences (prompt first), log-probabilities of the sampled part."""
 
     sequences: list[list[int]]
     sampled: list[int]
     logprobs_T: list[float]
-    before: dict[str, str]
-    after: dict[str, str]
+    replaced: dict[str, str] | None
+    """Checksums before the reload, when the replica then served the parent; else None."""
+    checksums: dict[str, str]
+
+
+class _Patience:
+    """How long to wait for replicas that do not answer. All are waited for while none is healthy (a lone replica may be
+    restarting), with time kept for the update itself; once one is healthy the others get a short grace."""
+
+    def __init__(self, seconds: float) -> None:
+        now = time.monotonic()
+        self.deadline = now + seconds
+        self._give_up = now + seconds * _WAITING_SHARE
+        self._lock = threading.Lock()
+
+    def give_up(self) -> float:
+        with self._lock:
+            return self._give_up
+
+    def seen_healthy(self) -> None:
+        with self._lock:
+            self._give_up = min(self._give_up, time.monotonic() + _GRACE_SECONDS)
 
 
 class VllmEngine:
@@ -72,18 +98,20 @@ class VllmEngine:
             raise PublishRefused(
                 "there is no engine replica to publish to; start one with `bessemer up` or set engine.addresses"
             )
-        start, deadline = self._clock(), time.monotonic() + self._config.seconds
+        start, patience = self._clock(), _Patience(self._config.seconds)
         label = label_of(campaign, checkpoint.version)
         folder = self._store.local_path(checkpoint.uri)
         prompts = probe_prompts(Path(folder), count=_PROBES, seed=checkpoint.version)
+
+        def load(address: str) -> _Probe | ReplicaProof:
+            return self._load(address, checkpoint, parent, campaign=campaign, folder=folder, prompts=prompts, patience=patience)
+
         with ThreadPoolExecutor(max_workers=len(self.addresses)) as pool:
-            outcomes = list(
-                pool.map(lambda address: self._load(address, checkpoint, label, folder, prompts, deadline), self.addresses)
-            )
+            outcomes = list(pool.map(load, self.addresses))
         proofs = self._judge(outcomes, checkpoint, parent)
         for address, outcome, proof in zip(self.addresses, outcomes, proofs, strict=True):
             if isinstance(outcome, _Probe):
-                self._settle(address, label, checkpoint, proof, deadline)
+                self._settle(address, label, checkpoint, proof, patience.deadline)
         final = tuple(
             proof
             if address in self._proven or not proof.accepted
@@ -105,21 +133,32 @@ class VllmEngine:
     # ------------------------------------------------------------------------------------------------------- one replica
 
     def _load(
-        self, address: str, checkpoint: CheckpointRef, label: str, folder: str, prompts: list[list[int]], deadline: float
+        self,
+        address: str,
+        checkpoint: CheckpointRef,
+        parent: CheckpointRef | None,
+        *,
+        campaign: str,
+        folder: str,
+        prompts: list[list[int]],
+        patience: _Patience,
     ) -> _Probe | ReplicaProof:
         """Reload and probe one replica, or the proof that stands (or says why it could not be reached)."""
+        label = label_of(campaign, checkpoint.version)
         try:
-            with ReplicaControl(address, deadline=deadline) as replica:
-                replica.wait_healthy()
+            with ReplicaControl(address, deadline=patience.deadline) as replica:
+                replica.wait_healthy(patience.give_up)
+                patience.seen_healthy()
                 known = self._proven.get(address)
                 if known and known[:2] == (label, checkpoint.sha256) and replica.label() == label and not replica.is_paused():
                     return known[2]
                 self._proven.pop(address, None)
+                serves_parent = parent is not None and replica.label() == label_of(campaign, parent.version)
                 replica.pause()
-                before = replica.checksums()
+                replaced = replica.checksums() if serves_parent else None
                 replica.set_label(PROVING + label)
                 replica.reload(folder)
-                after = replica.checksums()
+                checksums = replica.checksums()
                 replica.reset_prefix_cache()
                 replica.resume()
                 tokens = -(-self._config.probe_tokens // len(prompts))
@@ -131,8 +170,8 @@ class VllmEngine:
             sequences=[prompt + ids for prompt, (ids, _) in zip(prompts, decoded, strict=True)],
             sampled=[len(ids) for ids, _ in decoded],
             logprobs_T=[value for _, values in decoded for value in values],
-            before=before,
-            after=after,
+            replaced=replaced,
+            checksums=checksums,
         )
 
     def _judge(
@@ -159,7 +198,7 @@ class VllmEngine:
                 replica=address,
                 version=checkpoint.version,
             )
-            proofs.append(proof)
+            proofs.append(_check_small_step(proof, outcome))
         return proofs
 
     def _settle(self, address: str, label: str, checkpoint: CheckpointRef, proof: ReplicaProof, deadline: float) -> None:
@@ -175,6 +214,14 @@ class VllmEngine:
         self._proven.pop(address, None)
         with suppress(InfraError), ReplicaControl(address, deadline=time.monotonic() + 5.0) as replica:
             replica.pause()
+
+
+def _check_small_step(proof: ReplicaProof, probe: _Probe) -> ReplicaProof:
+    """A step too small to see in the tokens must at least have changed what the replica holds."""
+    if proof.checksum_only and proof.step_distance > 0 and probe.replaced == probe.checksums:
+        why = f"the step ({proof.step_distance:.2e}) is too small to see and no tensor changed in the reload"
+        return msgspec.structs.replace(proof, accepted=False, checksum_only=False, reason=why)
+    return proof
 
 
 def accepted_addresses(result: PublishResult) -> list[str]:

@@ -24,7 +24,7 @@ import msgspec
 
 from data_contracts.errors import InfraError, VersionMismatch
 from data_contracts.records import FinishReason, SampleRequest, SampleResult, VersionSpan
-from models.serving.versions import PROVING, label_of, version_of
+from models.serving.versions import PROVING, cache_salt_of, label_of, version_of
 
 _FLOOR = -9999.0
 _RETRY_SECONDS = 0.25
@@ -149,7 +149,7 @@ class VllmSampler:
             "sampling_params": parameters,
         }
         if self._version is not None:
-            body["cache_salt"] = label_of(self._campaign, self._version)
+            body["cache_salt"] = cache_salt_of(label_of(self._campaign, self._version))
         return body
 
     def _result(self, address: str, choice: _Choice, request: SampleRequest) -> SampleResult:
