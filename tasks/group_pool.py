@@ -7,15 +7,14 @@ the first opening of the worker) is given up as an `infra_failure`, whatever its
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Protocol
 
-from data_contracts.errors import InfraError
 from data_contracts.records import GroupShard
+from infra.dask_cluster import connect
 from tasks.episode import GroupJob, infra_shard
 from tasks.runtime import WorkerSpec, close_runtimes
 
@@ -80,25 +79,20 @@ class LocalPool:
 class DaskPool:
     """Groups as coroutine tasks of a Dask cluster; a lost worker's groups are run again by Dask itself."""
 
-    def __init__(self, address: str, *, connect_seconds: float = 60.0) -> None:
-        from distributed import Client
-
-        try:
-            self._client = Client(address, timeout=connect_seconds, set_as_default=False)
-        except (OSError, TimeoutError) as error:
-            raise InfraError("node_lost", f"no Dask scheduler answers at {address}: {error}") from error
+    def __init__(self, address: str) -> None:
+        """Raises ClusterUnreachable when no scheduler or worker answers at `address`."""
+        self._client = connect(address)
         self._flights: dict[int, tuple[Any, GroupJob, float]] = {}
+        self._wake = threading.Event()
 
     def submit(self, order: int, run: RunGroup, job: GroupJob, spec: WorkerSpec, *, deadline_seconds: float) -> None:
         future = self._client.submit(run, job, spec, key=f"group-{job.attempt_id}", pure=False)
+        future.add_done_callback(lambda _: self._wake.set())
         self._flights[order] = (future, job, time.monotonic() + deadline_seconds + GRACE_SECONDS)
 
     def finished(self, *, timeout_seconds: float) -> list[tuple[int, GroupShard]]:
-        from distributed import wait as dask_wait
-
-        with contextlib.suppress(TimeoutError):
-            futures = [future for future, _, _ in self._flights.values()]
-            dask_wait(futures, timeout=timeout_seconds, return_when="FIRST_COMPLETED")
+        self._wake.wait(timeout_seconds)
+        self._wake.clear()
         over = []
         for order, (future, job, deadline) in list(self._flights.items()):
             if future.status == "finished":
