@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from concurrent.futures import Future
@@ -92,15 +93,24 @@ class HttpThread:
     def __init__(self, desk: Work, *, port: int) -> None:
         config = uvicorn.Config(build_app(desk), host=HOST, port=port, log_level="warning", access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True, name="trainer-http")
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True, name="trainer-http")
 
     def start(self, *, seconds: float = 30.0) -> None:
-        """Returns when the port listens. Raises TrainerError when it does not, for example because it is taken."""
+        """Returns when the port answers. Raises TrainerError when it is taken or nothing answers in `seconds`."""
+        address = (HOST, self._server.config.port)
+        try:
+            self._socket.bind(address)
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise TrainerError(f"cannot listen on {HOST}:{address[1]} ({error}); is another trainer running there?") from error
         self._thread.start()
         deadline = time.monotonic() + seconds
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise TrainerError(f"cannot listen on {HOST}:{self._server.config.port}; is another trainer running there?")
+                raise TrainerError(f"the HTTP server on {HOST}:{address[1]} did not start within {seconds:.0f} s")
             time.sleep(0.02)
 
     def stop(self) -> None:
@@ -108,3 +118,4 @@ class HttpThread:
         time.sleep(0.2)
         self._server.should_exit = True
         self._thread.join(timeout=5.0)
+        self._socket.close()
