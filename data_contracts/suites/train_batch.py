@@ -49,7 +49,7 @@ def project(episodes: Sequence[Episode], scores: Sequence[Score], *, versions: t
         "split": [e.split for e in rows],
         "outcome": [e.outcome for e in rows],
         "reward_finite": [math.isfinite(rewards.get(e.id, math.nan)) for e in rows],
-        "tokens": [len(e.token_ids_T) for e in rows],
+        "tokens": [len(e.token_ids_T) if e.token_ids_T or e.outcome == "scored" else None for e in rows],
         "token_max": [max(e.token_ids_T, default=None) for e in rows],
         "logprobs_finite": [all(map(math.isfinite, e.logprobs_T)) for e in rows],
         "versions_fit": [versions is None or all(low <= version <= high for version in found) for found in sampled],

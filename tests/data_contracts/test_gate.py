@@ -116,7 +116,9 @@ def test_a_policy_cannot_break_the_contract_by_failing() -> None:
         stop_reason="token_budget",
         **failed,
     )
-    assert gate.check_group([killed, nothing, no_room]) == []
+    group = [killed, nothing, no_room]
+    assert gate.check_group(group) == []
+    assert gate.check_train_batch(group, [score(e, 0.0) for e in group], max_tokens=11, versions=(0, 0)) == []
 
 
 @pytest.mark.parametrize("name", BAD_EPISODES)

@@ -9,6 +9,7 @@ import pytest
 
 from data_contracts.config import CampaignConfig
 from data_contracts.errors import ConfigError, InputError
+from data_contracts.profiles import load_profile, profile_names
 from data_contracts.records import Problem
 from data_contracts.tables import read_problem_set
 from tasks.curate import Curation, curate, heldout
@@ -45,6 +46,17 @@ def test_domains_come_by_weight_and_every_beginning_is_balanced() -> None:
     assert len(set(ids(problems))) == 16
     assert {p.split for p in problems} == {"train"}
     assert done.skipped == {}
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_shipped_profile_has_problems_for_two_iterations(name: str) -> None:
+    conf = load_profile(name).campaign
+    first, problems = draw(conf)
+    assert len(problems) == conf.curate.groups + conf.curate.surplus
+    assert set(first.drawn) == {settings.name for settings in conf.domains}
+    assert first.skipped == {}
+    draw(conf, iteration=1, state=first.sampler_state)
+    assert len(heldout(conf)) == sum(settings.heldout for settings in conf.domains)
 
 
 def test_the_same_call_gives_the_same_bytes_and_the_state_moves_on() -> None:

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from data_contracts.errors import InputError
+from environments.base import Collected
+from environments.registry import domain, verifier
 from tasks.sources import read_problems, read_sources
 from tests.data_contracts.samples import problem
 from tests.tasks.bad_inputs import DOMAINS, PAGE, Case, cases, csv_file, flat, lines, message, parquet, render, row
@@ -39,6 +43,17 @@ def test_the_page_of_bad_inputs_is_what_the_code_says() -> None:
 def test_every_format_gives_the_same_problems(file: str, data: bytes, tmp_path: Path) -> None:
     (tmp_path / file).write_bytes(data)
     assert read_problems(str(tmp_path / file), domains=DOMAINS) == (problem(0), problem(1))
+
+
+def test_the_example_of_the_howto_is_a_problem_that_its_oracle_solves(tmp_path: Path) -> None:
+    page = (PAGE.parents[1] / "howto" / "problem-files.md").read_text()
+    example = page[page.index('    {"id"') : page.index("- `id` is")]
+    (tmp_path / "p.jsonl").write_bytes(lines(json.loads(example)))
+    (made,) = read_problems(str(tmp_path / "p.jsonl"), domains=DOMAINS)
+    answer = domain(made.domain).oracle(made)(made.messages)
+    collected = Collected(state={"answer": answer.content})
+    verdict = asyncio.run(verifier(made.verifier.kind).verify(made, collected, acquire=None, deadline_seconds=5))
+    assert verdict.score == 1.0
 
 
 def test_any_fsspec_url_and_ids_unique_over_files(tmp_path: Path) -> None:
