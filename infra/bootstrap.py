@@ -2,8 +2,8 @@
 
 Contract: `python -m infra.bootstrap TARGET` (through infra/bootstrap.sh, which finds the right Python) does what TARGET needs
 and nothing that is done already: `packages` (the virtual environment), `demo` (also root file system and base model), `test`
-(also Docker's engine, its image, a browser and the tiny model). A step that is finished leaves a stamp holding the digest of
-its inputs; the package step compares the environment with the lock itself. Two calls at once wait for each other. Every
+(also Docker's engine, its image, a browser and the tiny model). A step either finds out by itself that nothing is to be done,
+or leaves a stamp with the digest of its inputs. Two calls at once wait for each other. Every
 failure says what, why, and the command that fixes it. Standard library only: it runs before anything is installed.
 
 Gap: system packages are installed with apt-get and only for root; elsewhere the command to run is printed.
@@ -29,7 +29,6 @@ from typing import TextIO
 
 from infra import install
 from infra.lockfile import CPU_LOCK, differences, installed, read_lock, site_packages_of
-from infra.paths import cache
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -51,28 +50,20 @@ class Step:
     name: str
     action: Callable[[], str]
     inputs: Callable[[], str] | None = None
-    stamps: Path | None = None
-    """Folder of the stamp; None: the virtual environment's. What lives in the cache keeps its stamp in the cache."""
 
 
 def digest_of(*parts: Path | str) -> str:
-    """SHA-256 over texts and over the contents of files and (recursively) Python files of folders."""
+    """SHA-256 over texts and over the contents of files."""
     running = hashlib.sha256()
     for part in parts:
-        if isinstance(part, str):
-            running.update(part.encode() + b"\0")
-            continue
-        files = sorted(part.rglob("*.py")) if part.is_dir() else [part]
-        for file in files:
-            running.update(file.name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b"absent") + b"\0")
+        running.update((part.encode() if isinstance(part, str) else part.read_bytes()) + b"\0")
     return running.hexdigest()
 
 
 def run_steps(steps: Sequence[Step], *, out: TextIO, stamps: Path) -> None:
     """Run what is not done; prints one line a step. Raises install.SetupError from the first step that fails."""
     for number, step in enumerate(steps, start=1):
-        folder = step.stamps or stamps
-        stamp = folder / step.name.replace(" ", "-")
+        stamp = stamps / step.name.replace(" ", "-")
         want = step.inputs() if step.inputs else ""
         head = f"[{number}/{len(steps)}] {step.name}"
         if want and stamp.is_file() and stamp.read_text() == want:
@@ -83,7 +74,7 @@ def run_steps(steps: Sequence[Step], *, out: TextIO, stamps: Path) -> None:
         said = step.action()
         print(f"{head}: {said} ({time.monotonic() - started:.1f} s)", file=out, flush=True)
         if step.inputs:
-            folder.mkdir(parents=True, exist_ok=True)
+            stamps.mkdir(parents=True, exist_ok=True)
             stamp.write_text(step.inputs())
 
 
@@ -179,23 +170,17 @@ def steps_for(target: str, byte_code: install.ByteCode) -> list[Step]:
     tools = ["bwrap", "mmdebstrap"] if target == "demo" else list(TOOLS)
     rootfs = [] if target == "demo" else ["--docker"]
     names = ["smollm2-135m"] if target == "demo" else ["smollm2-135m", "tiny"]
-    stamps = cache() / "stamps"
-    sources = (ROOT / "infra" / "rootfs.py", ROOT / "infra" / "rootfs", ROOT / "infra" / "docker")
     return [
-        Step("system tools", lambda: system_tools(tools)),
+        Step("system tools", partial(system_tools, tools)),
         *packaged,
         Step(
             f"sandbox root file system{' and image' if rootfs else ''}",
             partial(module, "infra.rootfs", *rootfs, needs="the sandbox root file system"),
-            partial(digest_of, *sources, *rootfs),
-            stamps,
         ),
         *(
             Step(
                 f"base model {name}",
                 partial(module, "models.base_model", name, needs=f"the base model '{name}'"),
-                partial(digest_of, ROOT / "models" / "base_model.py", name),
-                stamps,
             )
             for name in names
         ),

@@ -1,0 +1,1 @@
+"""Checks of the tree itself that `make check` runs beside the linters."""
