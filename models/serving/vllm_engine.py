@@ -1,10 +1,10 @@
 """Weight updates on vLLM replicas, each one proven (rule 7).
 
 For every replica that does not already serve the version with a proof of ours: wait until it is healthy (a lone replica may be
-restarting; of several, those that do not answer are left out), pause (requests in
-flight freeze), reload from the store, label it as being proven, drop the prefix cache, resume, decode probe tokens. Then the
-trainer scores the same tokens under new and old weights and `proof.judge` decides. Accepted replicas get the version's label;
-the others are paused again and named in the result ("taken out"). Samplers refuse tokens drawn in between.
+restarting; of several, those that do not answer are left out), pause (requests in flight freeze), label it as being proven,
+reload from the store, drop the prefix cache, resume, decode probe tokens. Then the trainer scores the same tokens under new and
+old weights and `proof.judge` decides. Accepted replicas get the version's label; the others are paused again and named in the
+result ("taken out"). Samplers draw again what was drawn in between.
 
 Proofs are remembered by this object only: a new process proves again, which is also what brings a restarted replica up to date.
 A failed replica is tried again at the next call.
@@ -38,6 +38,7 @@ _PROBES = 16
 _PROMPT_TOKENS = 12
 _WAITING_SHARE = 0.8
 _GRACE_SECONDS = 5.0
+_SETTLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class VllmEngine:
         proofs = self._judge(outcomes, checkpoint, parent)
         for address, outcome, proof in zip(self.addresses, outcomes, proofs, strict=True):
             if isinstance(outcome, _Probe):
-                self._settle(address, label, checkpoint, proof, patience.deadline)
+                self._settle(address, label, checkpoint, proof)
         final = tuple(
             proof
             if address in self._proven or not proof.accepted
@@ -201,18 +202,18 @@ class VllmEngine:
             proofs.append(_check_small_step(proof, outcome))
         return proofs
 
-    def _settle(self, address: str, label: str, checkpoint: CheckpointRef, proof: ReplicaProof, deadline: float) -> None:
+    def _settle(self, address: str, label: str, checkpoint: CheckpointRef, proof: ReplicaProof) -> None:
         if not proof.accepted:
             self._take_out(address)
             return
-        with suppress(InfraError), ReplicaControl(address, deadline=deadline) as replica:
+        with suppress(InfraError), ReplicaControl(address, deadline=time.monotonic() + _SETTLE_SECONDS) as replica:
             replica.set_label(label)
             self._proven[address] = (label, checkpoint.sha256, proof)
 
     def _take_out(self, address: str) -> None:
         """Paused, and its label still says that it is unproven."""
         self._proven.pop(address, None)
-        with suppress(InfraError), ReplicaControl(address, deadline=time.monotonic() + 5.0) as replica:
+        with suppress(InfraError), ReplicaControl(address, deadline=time.monotonic() + _SETTLE_SECONDS) as replica:
             replica.pause()
 
 
