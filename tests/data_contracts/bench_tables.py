@@ -33,12 +33,12 @@ def episodes() -> list[Episode]:
 
 
 def best(run: Callable[[], object], *, times: int = 5) -> float:
-    """Seconds of the fastest of `times` runs."""
+    """CPU seconds of the fastest of `times` runs."""
     seconds = []
     for _ in range(times):
-        began = time.perf_counter()
+        began = time.process_time()
         run()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     return min(seconds)
 
 
@@ -50,24 +50,25 @@ def render() -> str:
     write = best(lambda: [tables.write_group(group) for group in groups])
     read = best(lambda: [tables.read_group(data) for data in stored])
     cheap = best(lambda: [gate.check_group(group) for group in groups])
-    began = time.perf_counter()
+    began = time.process_time()
     gate.warm()
-    imported = time.perf_counter() - began
+    imported = time.process_time() - began
     with tempfile.TemporaryDirectory() as folder:
-        runs = [gate.check_batch(folder, run_name=f"iteration {i:06d}", episodes=rows, scores=scores) for i in range(5)]
-    assert not runs[-1].violations
+        report = gate.check_batch(folder, run_name="iteration 000000", episodes=rows, scores=scores)
+        full = best(lambda: gate.check_batch(folder, run_name="iteration 000001", episodes=rows, scores=scores))
+    assert not report.violations
     count = len(rows)
-    rules = sum(table.expectations for table in runs[-1].tables)
+    rules = sum(table.expectations for table in report.tables)
     return (
         "# Tables and the gate: speed\n\n"
-        "Made by `python -m tests.data_contracts.bench_tables` on a 2-core CPU machine that was also doing other work:\n"
-        f"256 episodes of {TOKENS} tokens in {GROUPS} groups, the best of 5 runs. Use the ratios.\n\n"
+        "Made by `python -m tests.data_contracts.bench_tables` on a 2-core CPU machine, in CPU seconds (it was busy):\n"
+        f"256 episodes of {TOKENS} tokens in {GROUPS} groups, the best of 5 runs.\n\n"
         "| what | figure |\n|---|---|\n"
         f"| write Parquet shards | {count / write:,.0f} episodes/s |\n"
         f"| read Parquet shards, every field checked | {count / read:,.0f} episodes/s |\n"
         f"| cheap contract of a group while it is sealed | {cheap / GROUPS * 1e3:.2f} ms a group of {SIZE} |\n"
         f"| Great Expectations: import, once a process | {imported:.1f} s |\n"
-        f"| Great Expectations: {rules} expectations, 3 tables, Data Docs included | {min(r.seconds for r in runs):.2f} s |\n"
+        f"| Great Expectations: {rules} expectations, 3 tables, Data Docs included | {full:.2f} s |\n"
     )
 
 
