@@ -62,10 +62,24 @@ def file_digest(path: Path) -> FileDigest:
         return FileDigest(name=path.name, sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
 
 
+def _workshop() -> Path:
+    return home() / "trainer"
+
+
+def sweep_aside() -> int:
+    """Remove folders that processes killed while they built a checkpoint left on this machine; returns how many."""
+    count = 0
+    for folder in _workshop().glob("aside-*-*"):
+        if not Path("/proc", folder.name.split("-")[1]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            count += 1
+    return count
+
+
 @contextmanager
 def aside() -> Iterator[Path]:
     """A private folder below the state folder to build a checkpoint in; removed afterwards if it was not published."""
-    top = home() / "trainer"
+    top = _workshop()
     top.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"aside-{os.getpid()}-", dir=top))
     try:

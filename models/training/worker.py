@@ -298,6 +298,7 @@ def serve(store: Store, *, port: int, cpu: bool, threads: int) -> None:
         watch_launcher(threading.Event())
         follow(group)
     else:
+        files.sweep_aside()
         desk = Desk(group)
         watch_launcher(desk.stopping)
         signal.signal(signal.SIGTERM, lambda *_: desk.submit("shutdown"))

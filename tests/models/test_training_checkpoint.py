@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -129,3 +130,11 @@ def test_an_unpublished_folder_leaves_nothing(home: Path) -> None:
     with pytest.raises(RuntimeError):
         killed()
     assert not seen[0].exists()
+
+
+def test_what_a_killed_process_left_is_swept_and_nothing_else(home: Path) -> None:
+    workshop = home / "home" / "trainer"
+    for name in (f"aside-{os.getpid()}-x", "aside-999999999-x", "other"):
+        (workshop / name).mkdir(parents=True)
+    assert files.sweep_aside() == 1
+    assert sorted(path.name for path in workshop.iterdir()) == [f"aside-{os.getpid()}-x", "other"]
