@@ -76,6 +76,8 @@ def bring_to_lock(lock: Lock, venv: Path) -> str:
         marker.unlink(missing_ok=True)
         return "ready"
     marker.write_text("\n".join(wanted))
+    for name in unfinished & set(wanted):
+        _forget(site_packages_of(venv), name)
     python = venv / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="bessemer-setup-") as folder:
         most, torch = Path(folder) / "most.txt", Path(folder) / "torch.txt"
@@ -98,6 +100,22 @@ def bring_to_lock(lock: Lock, venv: Path) -> str:
         raise SetupError("the installation is incomplete", ", ".join(f"{n}: {w}" for n, w in left.items()), "call it again")
     marker.unlink()
     return f"installed {len(wanted)} of {len(lock.pins)}"
+
+
+def _forget(site_packages: Path, name: str) -> None:
+    """Remove the record of a distribution that may be half written, so that no installer takes it for whole."""
+    for folder in site_packages.glob("*.dist-info"):
+        if canonical(folder.name.removesuffix(".dist-info").rsplit("-", 1)[0]) == name:
+            shutil.rmtree(folder)
+
+
+def fetch_uv(venv: Path) -> Path:
+    """The uv of infra/locks/installer.txt, in a folder of its own inside the environment."""
+    folder = venv / "installer"
+    if not (folder / "bin" / "uv").exists():
+        argv = _pip(venv / "bin" / "python", INSTALLER, "--target", str(folder))
+        command(argv, what="fetch uv", why="it resolves and installs quickly", fix="check that pip reaches a package index")
+    return folder / "bin" / "uv"
 
 
 def unexpected_complaints(python: Path) -> list[str]:
@@ -162,11 +180,9 @@ def _plain_pip(python: Path, requirements: Path) -> None:
 
 def _with_uv(venv: Path, requirements: Path) -> bool:
     """Install with uv; False when uv cannot be had or fails, so that the caller takes pip."""
-    python, folder = venv / "bin" / "python", venv / "installer"
-    uv = folder / "bin" / "uv"
+    python = venv / "bin" / "python"
     try:
-        if not uv.exists():
-            command([*_pip(python, INSTALLER, "--target", str(folder))], what="fetch uv", why="it installs faster", fix="")
+        uv = fetch_uv(venv)
         index = _configured_index(python)
         argv = [str(uv), "pip", "install", "-q", "--no-config", "--python", str(python), "--no-deps", "--require-hashes"]
         command(
