@@ -8,6 +8,7 @@ is complete.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -64,7 +65,8 @@ async def check_domain(
     rows = [_validate(domain, seed=seed, level=level)]
 
     async def play(check: str, expected: str, policy: Callable[[Problem], Policy], fits: Callable[[list[float]], bool]) -> None:
-        episodes = [await run_scripted(domain, problem, policy(problem), backend=backend) for problem in chosen]
+        runs = (run_scripted(domain, problem, policy(problem), backend=backend) for problem in chosen)
+        episodes = await asyncio.gather(*runs)
         scores = [episode.score for episode in episodes]
         ok = bool(scores) and fits(scores)
         detail = "" if ok else _explain(episodes)
