@@ -2,7 +2,8 @@
 
 Prefect is not imported here: its settings are read from the environment at import, so `use` must run before that. The server
 keeps everything in `<home>/prefect` (SQLite), sends no analytics and listens on loopback. Leases of concurrency slots lie on
-disk, because in memory (the default) a restarted server never gives back the slot of a run that died meanwhile.
+disk, because in memory (the default) a restarted server never gives back the slot of a run that died meanwhile. Their length
+stays at Prefect's 300 s: its flow engine renews on that clock whatever the server is told.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def shared_env(home: Path) -> dict[str, str]:
     }
 
 
-def server_env(home: Path, *, port: int, heartbeat_seconds: float) -> dict[str, str]:
+def server_env(home: Path, *, port: int) -> dict[str, str]:
     url = f"http://127.0.0.1:{port}"
     return {
         **shared_env(home),
@@ -43,7 +44,6 @@ def server_env(home: Path, *, port: int, heartbeat_seconds: float) -> dict[str, 
         "PREFECT_UI_URL": url,
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{prefect_home(home) / 'prefect.db'}",
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": str(max(60.0, 3 * heartbeat(heartbeat_seconds))),
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     }
 
@@ -74,7 +74,7 @@ def use(home: Path, *, api_url: str, heartbeat_seconds: float = 30.0, environ: M
     target.update(wanted)
 
 
-def server_spec(home: Path, *, port: int, heartbeat_seconds: float) -> ProcessSpec:
+def server_spec(home: Path, *, port: int) -> ProcessSpec:
     url = f"http://127.0.0.1:{port}"
     return ProcessSpec(
         name="prefect",
@@ -90,7 +90,7 @@ def server_spec(home: Path, *, port: int, heartbeat_seconds: float) -> ProcessSp
             str(port),
             "--analytics-off",
         ),
-        env=server_env(home, port=port, heartbeat_seconds=heartbeat_seconds),
+        env=server_env(home, port=port),
         address=url,
         health=f"{url}/api/health",
         startup_seconds=240.0,

@@ -86,7 +86,7 @@ def service_specs(home: Path, config: StackConfig, ports: Ports, *, worker_env: 
     specs = []
     beat = config.heartbeat_seconds
     if config.prefect_api is None:
-        specs.append(prefect_server.server_spec(home, port=ports.of("prefect"), heartbeat_seconds=beat))
+        specs.append(prefect_server.server_spec(home, port=ports.of("prefect")))
     if config.mlflow_uri is None:
         specs.append(mlflow_spec(home, port=ports.of("mlflow")))
     if config.dask.address is None:
