@@ -60,6 +60,17 @@ def test_packed_rows_equal_plain_forward_passes(budget: int, turns: int, share: 
         torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
 
 
+def test_far_rows_that_see_no_early_block_stay_exact() -> None:
+    """Attention kernels work in blocks: a row whose first blocks are wholly masked (nothing shared) must not turn NaN."""
+    rng = np.random.default_rng(0)
+    episodes = [make_episode([i, *rng.integers(0, 97, 350).tolist()], [0] + [1] * 350, group="a", member=i) for i in range(5)]
+    episodes.append(make_episode(rng.integers(0, 97, 9).tolist(), [0] + [1] * 8, group="b", member=9))
+    model, batch = small_model(), batch_of(episodes)
+    found, _ = packed_logprobs(model, batch, budget=8192)
+    for one, other in zip(found, reference_logprobs(model, batch), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+
+
 def test_gradients_of_packed_and_plain_agree() -> None:
     batch = batch_of(make_group("a", turns=2) + make_group("b", turns=2))
     weights = [torch.from_numpy(np.random.default_rng(i).normal(size=len(s.targets))) for i, s in enumerate(batch.sequences_E)]
