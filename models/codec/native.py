@@ -74,10 +74,14 @@ class NativeCodec:
     # --------------------------------------------------------------------------------------------------------- rendering
 
     def _call_body(self, message: Message) -> str:
-        """What the template writes between the generation prompt and the closing token for a message with calls."""
+        """What the template writes between the generation prompt and the closing token for a message with calls.
+
+        The calls are answered in the rendering, because some templates add reasoning marks to a message that is the last.
+        """
         start = self._turns.canonical_start()
+        results = [Message(role="tool", content="x", tool_call_id=call.call_id, name=call.name) for call in message.tool_calls]
         opening = self._render_dicts(start, tools=(), generation=True)
-        whole = self._render_dicts([*start, self._dict(message)], tools=(), generation=False)
+        whole = self._render_dicts([*start, *(self._dict(shown) for shown in (message, *results))], tools=(), generation=False)
         end = whole.find(self._turns.close_token, len(opening))
         if not whole.startswith(opening) or end < 0:
             raise unsupported(

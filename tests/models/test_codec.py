@@ -54,6 +54,10 @@ HERMES = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
+THINKING = HERMES.replace(
+    "{{- '<|im_start|>assistant' }}", "{{- '<|im_start|>assistant' }}{%- if loop.last %}{{- '\\n<think></think>' }}{%- endif %}"
+)
+
 LLAMA3 = """\
 {{- '<|begin_of_text|>' }}
 {%- if messages[0].role == 'system' %}
@@ -88,6 +92,7 @@ CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 FAMILIES = {
     "chatml": (CHATML, CHATML_TOKENS, [], "<|im_end|>", "tagged"),
     "hermes": (HERMES, CHATML_TOKENS, ["<tool_call>", "</tool_call>"], "<|im_end|>", "native"),
+    "marks_only_the_last_turn": (THINKING, CHATML_TOKENS, ["<tool_call>", "</tool_call>"], "<|im_end|>", "native"),
     "llama3": (
         LLAMA3,
         ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"],
