@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from data_contracts.errors import InputError
 from data_contracts.protocols import Sandbox
 from data_contracts.records import (
     Artifact,
@@ -85,6 +86,13 @@ class Environment(ABC):
     @abstractmethod
     async def collect(self) -> Collected:
         """Freeze the box, then copy the declared files. `transcript` is filled in by the caller."""
+
+    async def attachment(self, sha256: str) -> bytes:
+        """The bytes of an attachment that a message of this episode named (a rendered image, a page), until `close`.
+
+        The caller asks once a digest and keeps the bytes beside the episode. Environments without attachments leave this alone.
+        """
+        raise InputError(f"no attachment {sha256} in this episode", remedy="Ask for digests that a message named")
 
     @abstractmethod
     async def close(self) -> None:

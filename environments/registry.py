@@ -2,7 +2,8 @@
 
 Built-in ones are listed here. A third party adds its own with the entry point groups `bessemer.domains` (a Domain subclass
 under its name) and `bessemer.verifiers` (a Verifier subclass under its kind), or is named as "module.path:ClassName" wherever
-a name is expected, which needs no installation. Problems carry the name to look up in `problem.environment.kind`.
+a name is expected, which needs no installation; such a domain's problems carry that path in `environment.kind`, so that every
+process finds the class.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from data_contracts.errors import ConfigError
+from data_contracts.records import Problem
 from environments.base import Domain, Verifier
 
 DOMAINS = {
@@ -45,6 +47,12 @@ def domain(name: str) -> Domain:
     if not (isinstance(found, type) and issubclass(found, Domain)):
         raise ConfigError(f"domain '{name}' is {found!r}, expected a subclass of environments.base.Domain", field="name")
     return found()
+
+
+def domain_of(problem: Problem) -> Domain:
+    """The domain that built a problem, also in another process: by class path when `environment.kind` is one, else by name."""
+    kind = problem.environment.kind
+    return domain(kind if ":" in kind else problem.domain)
 
 
 @cache

@@ -92,9 +92,16 @@ async def test_echo_gives_part_of_the_credit_for_any_letter(reply: str, score: f
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("arithmetic", {"level": "hard"}), ("arithmetic", {"digits": 2}), ("calculator", {"level": "x"}), ("code_repair", {"bugs": 2}),
-     ("echo", {"letters": 3, "partial": 0.2}), ("echo", {"letters": 99}), ("echo", {"noise": 1})],
-)  # fmt: skip
+    [
+        ("arithmetic", {"level": "hard"}),
+        ("arithmetic", {"digits": 2}),
+        ("calculator", {"level": "x"}),
+        ("code_repair", {"bugs": 2}),
+        ("echo", {"letters": 3, "partial": 0.2}),
+        ("echo", {"letters": 99}),
+        ("echo", {"noise": 1}),
+    ],
+)
 def test_unknown_levels_and_settings_are_refused(name: str, settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         next(domain(name).problems("train", seed=0, **settings))  # type: ignore[arg-type]

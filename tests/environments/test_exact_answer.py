@@ -45,9 +45,35 @@ async def test_a_last_number_that_is_right_is_half_credit(reply: str) -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    [None, 82, "", " ", ".", "-", "82 83", "n82", "82n", "8 2", "1820", "0.82", "82.5", "-82", "8.2e1", "82e1", "\u0668\u0662", "8\u00b2",
-     "82,5", "9" * 70, "82" + "0" * 5000, "1e309", "NaN", "eighty-two", "_82", "82/1.5"],
-)  # fmt: skip
+    [
+        None,
+        82,
+        "",
+        " ",
+        ".",
+        "-",
+        "82 83",
+        "n82",
+        "82n",
+        "8 2",
+        "1820",
+        "0.82",
+        "82.5",
+        "-82",
+        "8.2e1",
+        "82e1",
+        "\u0668\u0662",
+        "8\u00b2",
+        "82,5",
+        "9" * 70,
+        "82" + "0" * 5000,
+        "1e309",
+        "NaN",
+        "eighty-two",
+        "_82",
+        "82/1.5",
+    ],
+)
 async def test_everything_else_is_wrong(reply: Any) -> None:
     assert (await grade(reply)).score == 0.0
 

@@ -1,9 +1,11 @@
 import sys
 import types
 
+import msgspec
 import pytest
 
 from data_contracts.errors import ConfigError
+from data_contracts.records import EnvironmentSpec
 from environments import registry
 from environments.domains.echo import Echo
 
@@ -52,3 +54,13 @@ def test_an_entry_point_adds_a_domain_but_never_replaces_a_built_in(monkeypatch:
     monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "bessemer.domains" else [])
     assert "theirs" in registry.domain_names()
     assert type(registry.domain("echo")) is Echo
+
+
+def test_a_problem_leads_back_to_its_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = next(registry.domain("echo").problems("train", seed=0))
+    assert registry.domain_of(problem) is registry.domain("echo")
+    module = types.ModuleType("her_domains")
+    module.Hers = type("Hers", (Echo,), {"name": "hers"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "her_domains", module)
+    hers = msgspec.structs.replace(problem, domain="hers", environment=EnvironmentSpec(kind="her_domains:Hers"))
+    assert registry.domain_of(hers).name == "hers"

@@ -1,0 +1,104 @@
+"""The code that the documentation shows is run as it stands, so that it cannot drift from the classes."""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_contracts.protocols import SandboxBackend
+from data_contracts.records import EnvironmentSpec, Message, Problem, VerifierSpec
+from environments.base import Action, Environment, EnvironmentContext
+from environments.scripted import calls, says
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def run(page: str) -> dict[str, Any]:
+    scope: dict[str, Any] = {"__name__": "documentation"}
+    for block in blocks(page):
+        exec(compile(block, page, "exec"), scope)
+    return scope
+
+
+def test_the_howto_ends_with_an_admitted_domain(capsys: pytest.CaptureFixture[str]) -> None:
+    scope = run("howto/add-a-domain.md")
+    assert scope["report"].ok
+    assert "exploit hides_it_in_a_sentence" in capsys.readouterr().out
+
+
+def test_the_sketched_worlds_fit_the_protocol() -> None:
+    scope = run("concepts/environments.md")
+    worlds = [thing for name, thing in scope.items() if name.endswith("World")]
+    assert len(worlds) == 5
+    for world in worlds:
+        assert issubclass(world, Environment)
+        assert not inspect.isabstract(world)
+        for method in ("reset", "step", "collect", "close", "attachment"):
+            assert inspect.iscoroutinefunction(getattr(world, method))
+
+
+def problem(**settings: Any) -> Problem:
+    return Problem(
+        id="d/train/1",
+        domain="d",
+        split="train",
+        difficulty=0.5,
+        messages=(Message(role="user", content="Begin."),),
+        environment=EnvironmentSpec(kind="d", settings=settings),
+        verifier=VerifierSpec(kind="exact_answer"),
+    )
+
+
+async def no_box(spec: object) -> Any:
+    raise AssertionError
+
+
+async def test_the_api_world_talks_to_its_user_and_keeps_an_audit_log() -> None:
+    said: list[int] = []
+
+    async def user(conversation: Any) -> Message:
+        said.append(len(conversation))
+        return Message(role="user", content="###STOP###" if len(said) == 2 else "Refund order 7, please.")
+
+    context = EnvironmentContext(episode_id="e", seed=0, acquire=no_box, services={"user": user})
+    world = run("concepts/environments.md")["RetailWorld"](problem(orders={"7": {"status": "delivered"}}), context)
+    assert [m.content for m in await world.reset()] == ["Begin.", "Refund order 7, please."]
+    assert "refunded" in (await world.step(Action(message=calls("refund", {"order": "7"})))).messages[0].content
+    assert "only delivered" in (await world.step(Action(message=calls("refund", {"order": "7"})))).messages[0].content
+    assert (await world.step(Action(message=says("Done.")))).done
+    state = (await world.collect()).state
+    assert state["orders"] == {"7": {"status": "refunded"}}
+    assert [call["status"] for call in state["calls"]] == ["ok", "error"]
+
+
+async def test_the_document_world_hands_out_its_pages_by_digest() -> None:
+    context = EnvironmentContext(episode_id="e", seed=0, acquire=no_box)
+    world = run("concepts/environments.md")["DocumentWorld"](problem(pages_hex=["89504e47", "ff"]), context)
+    (message,) = await world.reset()
+    assert [await world.attachment(shown.sha256) for shown in message.attachments] == [b"\x89PNG", b"\xff"]
+
+
+async def test_the_terminal_world_carries_its_folder_along(bubblewrap_backend: SandboxBackend) -> None:
+    context = EnvironmentContext(episode_id="e", seed=0, acquire=bubblewrap_backend.acquire)
+    world = run("concepts/environments.md")["TerminalWorld"](problem(), context)
+    await world.reset()
+    try:
+        await world.step(Action(message=calls("bash", {"command": "mkdir -p a/b && cd a/b && echo hello > note"})))
+        step = await world.step(Action(message=calls("bash", {"command": "pwd; cat note; false"})))
+        assert '"exit_code":1' in step.messages[0].content
+        assert "/work/a/b\\nhello" in step.messages[0].content
+    finally:
+        await world.close()
+
+
+def test_the_table_of_domains_is_complete() -> None:
+    from environments.registry import DOMAINS, VERIFIERS
+
+    text = (DOCS / "concepts/environments.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in text for name in [*DOMAINS, *VERIFIERS])
