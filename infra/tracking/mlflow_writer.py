@@ -136,7 +136,7 @@ class MlflowWriter:
         inputs = []
         for name, where in body["datasets"].items():
             source, _, sha256 = where.rpartition("@")
-            source_json = msgspec.json.encode({"uri": source or where, "sha256": sha256}).decode()
+            source_json = msgspec.json.encode({"uri": source or name, "sha256": sha256}).decode()
             dataset = Dataset(name=name, digest=sha256[:36], source_type="bessemer-store", source=source_json)
             inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", "training")]))
         if inputs:
