@@ -36,7 +36,9 @@ from infra.ledger_log import LedgerLog, this_process
 from infra.store import LocalStore
 from tasks.campaign import Stages, StepContext, advance, open_or_create
 
-MakeStages = Callable[[Store], Stages]
+APART = ("/ledger/", "/lease/", ".telemetry.", ".job.json", "/training-epochs/")
+MakeStages = Callable[[Store, CampaignConfig], Stages]
+MakeBase = Callable[[Store], CheckpointRef]
 
 
 def config(*, d: int = 0, iterations: int = 3, every: int = 2, groups: int = 2) -> CampaignConfig:
@@ -185,10 +187,11 @@ class MortalStore(LocalStore):
 
 
 def tables(root: str) -> dict[str, str]:
-    """Digests of everything that has to be reproduced: not the ledger (it counts epochs), leases and telemetry."""
+    """Digests of everything that has to be reproduced: not the ledger and the trainer's jobs and fences (they count epochs),
+    leases and telemetry."""
     store = LocalStore(root)
-    keys = [key for key in store.list("campaigns") if "/ledger/" not in key and "/lease/" not in key]
-    return {key: sha(store.get(key)) for key in keys if not key.endswith(".telemetry.json")}
+    keys = [key for key in store.list("campaigns") if not any(part in key for part in APART)]
+    return {key: sha(store.get(key)) for key in keys}
 
 
 def outcome(root: str) -> dict[str, object]:
@@ -197,9 +200,15 @@ def outcome(root: str) -> dict[str, object]:
     return {name: getattr(state, name) for name in names}
 
 
-def run_once(store: LocalStore, settings: CampaignConfig, make: MakeStages) -> CampaignState:
-    log = open_or_create(store, "c", settings, lambda: base(store))
-    return advance(log, make(store), holder=this_process(f"process-{os.getpid()}"), ttl=60)
+def make_fakes(store: Store, settings: CampaignConfig) -> Stages:
+    return FakeStages(store)
+
+
+def run_once(
+    store: LocalStore, settings: CampaignConfig, make: MakeStages = make_fakes, make_base: MakeBase = base
+) -> CampaignState:
+    log = open_or_create(store, "c", settings, lambda: make_base(store))
+    return advance(log, make(store, settings), holder=this_process(f"process-{os.getpid()}"), ttl=60)
 
 
 def forked(action: Callable[[], object]) -> int:
@@ -218,12 +227,12 @@ def forked(action: Callable[[], object]) -> int:
 
 
 def crash_everywhere(
-    root: Path, settings: CampaignConfig, *, ledger_only: bool, make: MakeStages = FakeStages
+    root: Path, settings: CampaignConfig, *, ledger_only: bool, make: MakeStages = make_fakes, make_base: MakeBase = base
 ) -> dict[str, object]:
-    """Kill at every write, before and after it, resume, and compare with an uninterrupted run. The seam for other stages
-    is `make`. Returns the number of kills and what differed."""
+    """Kill at every write, before and after it, resume, and compare with an uninterrupted run. The seams for other stages
+    are `make` and `make_base`. Returns the number of kills and what differed."""
     whole = str(root / "whole")
-    assert forked(lambda: run_once(LocalStore(whole), settings, make)) == 0
+    assert forked(lambda: run_once(LocalStore(whole), settings, make, make_base)) == 0
     expected, expected_outcome = tables(whole), outcome(whole)
     kills, different, number, exhausted = 0, [], 0, False
     while not exhausted:
@@ -232,7 +241,7 @@ def crash_everywhere(
             path = str(root / f"{number}-{after}")
             status = forked(
                 lambda path=path, number=number, after=after: run_once(
-                    MortalStore(path, kill_at=number, after=after, ledger_only=ledger_only), settings, make
+                    MortalStore(path, kill_at=number, after=after, ledger_only=ledger_only), settings, make, make_base
                 )
             )
             if status == 0:  # fewer writes than that: every one was tried
@@ -242,19 +251,19 @@ def crash_everywhere(
                 different.append(f"write {number} after={after}: exit {status}")
                 continue
             kills += 1
-            resumed = forked(lambda path=path: run_once(LocalStore(path), settings, make))
+            resumed = forked(lambda path=path: run_once(LocalStore(path), settings, make, make_base))
             if resumed != 0 or tables(path) != expected or outcome(path) != expected_outcome:
                 different.append(f"write {number} after={after}: resume exit {resumed}")
     return {"kills": kills, "tables": len(expected), "different": different}
 
 
-def crash_forever(root: Path, settings: CampaignConfig, *, make: MakeStages = FakeStages) -> dict[str, object]:
+def crash_forever(root: Path, settings: CampaignConfig) -> dict[str, object]:
     """Every advance dies after two events of its own (its lease and one more); it still gets there, to equal tables."""
     whole, path = str(root / "whole"), str(root / "mortal")
-    assert forked(lambda: run_once(LocalStore(whole), settings, make)) == 0
+    assert forked(lambda: run_once(LocalStore(whole), settings)) == 0
     kills = 0
     while kills < 200:
-        status = forked(lambda: run_once(MortalStore(path, kill_at=3, after=False), settings, make))
+        status = forked(lambda: run_once(MortalStore(path, kill_at=3, after=False), settings))
         if status == 0:
             break
         kills += 1

@@ -82,7 +82,7 @@ def test_of_two_racing_advances_one_wins_and_the_other_says_who(root_folder: Pat
 
 def test_a_paused_advance_is_refused_when_it_wakes(root_folder: Path) -> None:
     whole = LocalStore(root_folder / "whole")
-    campaign_fakes.run_once(whole, campaign_fakes.config(), FakeStages)
+    campaign_fakes.run_once(whole, campaign_fakes.config())
     root = root_folder / "paused"
     stale = advance_process(root, ttl=0.9, seconds=0.3)
     wait_for(root / "said", "rollout 0")
