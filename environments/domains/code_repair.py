@@ -11,6 +11,7 @@ mutant once, function by function in shuffled rounds.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -86,7 +87,7 @@ class CodeRepairEnvironment(ToolEnvironment):
         )
 
     async def _list(self, arguments: dict[str, Any]) -> str:
-        return await self._shown("find", ".", "-maxdepth", "3", "-type", "f", "-not", "-path", "*/__pycache__/*")
+        return await self._shown("sh", "-c", "find . -maxdepth 3 -type f -not -path '*/__pycache__/*' | sort")
 
     async def _read(self, arguments: dict[str, Any]) -> str:
         return (await self._text(arguments["path"])).decode(errors="replace")[:MAX_FILE_BYTES]
@@ -135,9 +136,7 @@ class CodeRepairEnvironment(ToolEnvironment):
             raise ToolError("stopped: it ran too long")
         if ran.oom_killed:
             raise ToolError("stopped: out of memory")
-        text = (ran.stdout + ran.stderr).decode(errors="replace").strip()
-        half = MAX_SHOWN_CHARS // 2
-        return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:half]}\n...\n{text[-half:]}"
+        return reproducible((ran.stdout + ran.stderr).decode(errors="replace"))
 
     async def collect(self) -> Collected:
         """Raises SandboxLost when the policy destroyed its box; an oversized file is left out and noted in the state."""
@@ -201,6 +200,14 @@ class CodeRepair(Domain):
 
     def exploits(self) -> Sequence[Exploit]:
         return EXPLOITS
+
+
+def reproducible(report: str) -> str:
+    """What a policy reads of a report: no timings or addresses (equal tokens give equal observations), no rulers, bounded."""
+    text = re.sub(r"\b0x[0-9a-f]{6,}", "0x0", re.sub(r" in [0-9.]+s\b( \([0-9:]+\))?", "", report))
+    text = re.sub(r"([=_!])\1{3,}", r"\1\1", re.sub(r"[ \t]+\[ *[0-9]+%\]", "", text)).strip()
+    head = MAX_SHOWN_CHARS // 4
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:head]}\n...\n{text[head - MAX_SHOWN_CHARS :]}"
 
 
 def visible_tests(name: str) -> str:

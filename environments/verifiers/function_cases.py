@@ -43,8 +43,8 @@ class FunctionCases(Verifier):
         seconds = min(float(settings.get("seconds", DEFAULT_SECONDS)), 0.8 * deadline_seconds)
         try:
             ran = await self._run(problem, candidate.content, nonce, acquire=acquire, seconds=seconds)
-        except SandboxLost as error:
-            return self._verdict(settings, {}, note=f"the candidate destroyed the grading box: {error}")
+        except SandboxLost:  # its text names the box, and verdicts hold only what repeats
+            return self._verdict(settings, {}, note="the candidate destroyed the grading box")
         results, tampering = read_results(ran.stdout, nonce, {case["id"] for case in settings["cases"]})
         note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
         if not results and not note:

@@ -13,6 +13,7 @@ recorder's channel can write records for the expected ids, leave the canaries al
 
 from __future__ import annotations
 
+import re
 import secrets
 from importlib.resources import files
 from typing import Any
@@ -27,6 +28,7 @@ from environments.base import Acquire, Collected, Verifier
 RUNNER = ".grader/runner.py"
 MAX_OUTPUT_BYTES = 4 * 1024 * 1024
 DEFAULT_SECONDS = 20.0
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 _PHASES = ("setup", "call", "teardown")
 _CANARY = """
 import math
@@ -60,8 +62,8 @@ class UnitTests(Verifier):
                 acquire=acquire,
                 seconds=seconds,
             )
-        except SandboxLost as error:
-            return self._verdict(settings, {}, note=f"the candidate destroyed the grading box: {error}", tampering=None)
+        except SandboxLost:  # its text names the box, and verdicts hold only what repeats
+            return self._verdict(settings, {}, note="the candidate destroyed the grading box", tampering=None)
         canary_ids = {f"{name}::{test}" for name, tests in canaries.items() for test in tests}
         records, tampering = _read(ran.stdout, nonce, set(settings["expected"]), canary_ids, set(settings["tests"]))
         note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
@@ -89,7 +91,13 @@ class UnitTests(Verifier):
         for test in settings["expected"]:
             failed = [phase for phase in _PHASES if records.get((test, phase), ["missing", ""])[0] != "passed"]
             outcome, text = records.get((test, failed[0]), ["missing", note]) if failed else ["passed", ""]
-            checks.append(Check(id=test, passed=not failed, message=f"{failed[0]} {outcome}: {text}"[:500] if failed else ""))
+            checks.append(
+                Check(
+                    id=test,
+                    passed=not failed,
+                    message=_ADDRESS.sub("0x0", f"{failed[0]} {outcome}: {text}"[:500]) if failed else "",
+                )
+            )
         share = sum(check.passed for check in checks) / len(checks) if checks else 0.0
         passed = bool(checks) and share == 1.0 and tampering is None
         evidence = [f"{sum(check.passed for check in checks)} of {len(checks)} expected tests passed", note]

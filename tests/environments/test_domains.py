@@ -11,6 +11,7 @@ from data_contracts.protocols import SandboxBackend, to_json
 from data_contracts.records import Problem, Split
 from environments.admission import check_domain
 from environments.domains.arithmetic import Arithmetic
+from environments.domains.code_repair import reproducible
 from environments.domains.echo import Echo
 from environments.registry import domain, domain_names
 from environments.scripted import calls, plays, run_scripted, says
@@ -152,6 +153,29 @@ async def test_code_repair_policy_sees_its_errors_and_recovers(bubblewrap_backen
     assert episode.score == 1.0
     assert episode.collected is not None
     assert [a.name for a in episode.collected.artifacts] == ["solution.py"]
+
+
+async def test_what_a_policy_reads_is_the_same_every_time(bubblewrap_backend: SandboxBackend) -> None:
+    code_repair, problem = domain("code_repair"), stream("code_repair", "train", count=1)[0]
+    name = problem.metadata["function"]
+    script = [
+        calls("run_tests", {}),
+        calls("list_files", {}),
+        calls("write_file", {"path": "solution.py", "text": f"def {name}(*a): return object(), set('abcdef')\n"}),
+        calls("run_tests", {}),
+        says("done"),
+    ]
+    first, second = [await run_scripted(code_repair, problem, plays(*script), backend=bubblewrap_backend) for _ in range(2)]
+    assert first.conversation == second.conversation
+    assert first.verdict == second.verdict
+
+
+def test_reports_lose_timings_addresses_and_rulers_and_stay_bounded() -> None:
+    report = "====== FAILURES ======\n<object at 0x7f12ab34cd56>\n....   [100%]\n4 passed in 0.03s"
+    assert reproducible(report) == "== FAILURES ==\n<object at 0x0>\n....\n4 passed"
+    assert reproducible("1 failed in 75.20s (0:01:15)") == "1 failed"
+    assert len(reproducible("x" * 10_000 + "the end")) < 1_300
+    assert reproducible("x" * 10_000 + "the end").endswith("the end")
 
 
 async def test_file_tools_stay_inside_their_folder(bubblewrap_backend: SandboxBackend) -> None:
