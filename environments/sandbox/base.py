@@ -55,7 +55,7 @@ class Box(ABC):
 
     def __init__(self, backend: Backend, spec: SandboxSpec, box_id: str) -> None:
         self.id, self.spec, self._backend = box_id, spec, backend
-        self._frozen = self._destroyed = False
+        self._frozen = self._destroyed = self._removed = False
         self._lost: str | None = None
         self._born = time.monotonic()
         self._destroying: asyncio.Future[None] | None = None
@@ -97,10 +97,11 @@ class Box(ABC):
         return await self._collect(names, max_bytes)
 
     async def destroy(self) -> None:
-        if self._destroyed:
+        if self._removed:
             return
         self._destroyed = True
         await self._destroy()
+        self._removed = True
         self._backend.boxes.discard(self)
 
     def folder(self, request: ExecRequest) -> str:

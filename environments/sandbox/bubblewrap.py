@@ -17,7 +17,7 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
+import select
 import socket
 import subprocess
 import sys
@@ -113,10 +113,18 @@ class BubblewrapBackend(Backend):
             raise InfraError(
                 "image_missing", f"no sandbox root file system at {root}; run: python -m infra.rootfs --variant {spec.image}"
             )
-        box = BubblewrapBox(self, spec, await asyncio.to_thread(tree.claim, os.getpid(), this_process().start))
         try:
-            await asyncio.wait_for(asyncio.to_thread(box.start, root, self._bwrap), START_SECONDS)
+            group = await asyncio.to_thread(tree.claim, os.getpid(), this_process().start)
+        except OSError as error:
+            raise InfraError("sandbox_backend", f"cannot make a control group for a box: {error}") from error
+        box = BubblewrapBox(self, spec, group)
+        starting = asyncio.ensure_future(asyncio.to_thread(box.start, root, self._bwrap))
+        try:
+            await asyncio.wait_for(asyncio.shield(starting), START_SECONDS)
         except BaseException as error:
+            # Cancelled or too late: the thread sees its pipes end, and must be done before its box is taken apart.
+            await asyncio.to_thread(group.kill)
+            await asyncio.wait({starting}, timeout=START_SECONDS)
             await box.destroy()
             if isinstance(error, (OSError, TimeoutError)):
                 raise InfraError("sandbox_backend", f"cannot start a box: {error!r}") from error
@@ -225,11 +233,12 @@ class BubblewrapBox(Box):
         return [self._fds[name] for name in spawner.NAMESPACES]
 
     def _alive(self) -> bool:
-        try:
-            signal.pidfd_send_signal(self._fds["pidfd"], 0)
-        except (ProcessLookupError, KeyError):
+        """False as soon as pid 1 has ended, whoever has yet to wait for it."""
+        if "pidfd" not in self._fds:
             return False
-        return True
+        poll = select.poll()
+        poll.register(self._fds["pidfd"], select.POLLIN)
+        return not poll.poll(0)
 
     def _require_alive(self) -> None:
         """Raises InfraError where we ended the box, SandboxLost otherwise."""
@@ -264,7 +273,7 @@ class BubblewrapBox(Box):
         finally:
             transport.close()
             self._group.forget(number)
-        return self._result(payload, timed_out, kills, time.monotonic() - began)
+        return await self._result(payload, timed_out, kills, time.monotonic() - began)
 
     def _launch(self, number: int, request: ExecRequest, env: Mapping[str, str]) -> Any:
         stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -291,15 +300,20 @@ class BubblewrapBox(Box):
             os.close(write_end)
         return os.fdopen(read_end, "rb", buffering=0)
 
-    def _result(self, payload: bytes, timed_out: bool, kills: int, wall: float) -> ExecResult:
+    async def _result(self, payload: bytes, timed_out: bool, kills: int, wall: float) -> ExecResult:
         oom = self._group.oom_kills() > kills
         size = int.from_bytes(payload[:4], "big") if len(payload) >= 4 else 0
         header: dict[str, Any] = {"status": None, "error": "no report", "out": 0, "truncated": [False, False]}
         if size:
             header = json.loads(payload[4 : 4 + size])
-        if header["status"] is None or (not self._alive() and not timed_out):
-            self._require_alive()
+        if header["status"] is None:
+            # A box whose pid 1 is just ending refuses new processes a moment before it is seen to be gone.
+            for _ in range(50):
+                self._require_alive()
+                await asyncio.sleep(0.02)
             raise InfraError("sandbox_backend", f"a command could not enter box {self.id}: {header['error']}")
+        if not timed_out:
+            self._require_alive()
         body, split = payload[4 + size :], header["out"]
         code = os.waitstatus_to_exitcode(header["status"])
         return ExecResult(

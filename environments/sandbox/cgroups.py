@@ -183,7 +183,7 @@ def detect() -> Tree:
     reasons: list[str] = []
     for root in [Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"]:
         mine = next((Path(path.lstrip("/")) for number, _, path in own if number == "0"), Path())
-        for parent in dict.fromkeys((root, root / mine, (root / mine).parent)):
+        for parent in dict.fromkeys(path for path in (root, root / mine, (root / mine).parent) if path.is_relative_to(root)):
             try:
                 return _version_2(parent)
             except OSError as error:
@@ -233,6 +233,9 @@ def _version_1(hierarchies: dict[str, Path]) -> Tree:
         raise OSError(errno.ENOTSUP, "the kernel has no CPU quotas")
     tracking = hierarchies["freezer"] / NAME
     tracking.mkdir(exist_ok=True)
+    for base in (*bases.values(), tracking):
+        if not os.access(base, os.W_OK):
+            raise OSError(errno.EACCES, "this user may not make groups", str(base))
     return Tree(1, bases | {"tracking": tracking})
 
 

@@ -128,7 +128,13 @@ class DockerBackend(Backend):
             self._client = None
 
     async def _acquire(self, spec: SandboxSpec) -> Box:
-        container = await self.run(lambda: self._create(spec))
+        creating = asyncio.ensure_future(self.run(lambda: self._create(spec)))
+        try:
+            container = await asyncio.shield(creating)
+        except asyncio.CancelledError:  # what the engine makes nonetheless must not stay
+            late = await creating
+            await self.run(lambda: _remove(late))
+            raise
         box = DockerBox(self, spec, container)
         try:
             await self.run(box.start)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from data_contracts.errors import InfraError, MissingRequirement, SandboxLost
+from data_contracts.records import SandboxSpec
 from environments.sandbox.base import Backend, Box
 from environments.sandbox.bubblewrap import BubblewrapBackend, BubblewrapBox
 from environments.sandbox.docker import DockerBackend, DockerBox
@@ -351,3 +352,34 @@ def test_capabilities_are_declared(bubblewrap_backend: Backend, docker_backend: 
     for backend in (bubblewrap_backend, docker_backend):
         assert backend.capabilities >= {"exec", "files", "freeze", "isolation", "limits", "oom", "no_network"}
         assert json.dumps(sorted(backend.capabilities))
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.3])
+async def test_a_cancelled_acquire_leaves_no_box(backend: Backend, after: float) -> None:
+    before = host_state()["groups"]
+    acquiring = asyncio.ensure_future(backend.acquire(SandboxSpec()))
+    await asyncio.sleep(after)
+    if acquiring.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+    else:
+        await acquiring.result().destroy()
+    assert host_state()["groups"] == before
+    if isinstance(backend, DockerBackend):
+        mine = [c.name for c in backend.client.containers.list(all=True) if c.labels.get("bessemer.pid") == str(os.getpid())]
+        assert not mine
+
+
+async def test_a_spawner_that_dies_is_an_infrastructure_failure(rootfs: Path) -> None:
+    backend = BubblewrapBackend()
+    async with a_box(backend) as box:
+        assert isinstance(box, BubblewrapBox)
+
+        assert backend._spawner
+        backend._spawner.kill()
+        await asyncio.sleep(0.3)
+        with pytest.raises(InfraError, match="spawner died"):
+            await sh(box, "true")
+        async with a_box(backend) as fresh:
+            assert (await sh(fresh, "echo again")).stdout == b"again\n"
+    await backend.close()
