@@ -1,7 +1,8 @@
 """Seconds of one training step on synthetic groups, packed against separate rows: `python -m models.training.benchmark --help`.
 
 Tokens are random, which training time does not notice, but sharing does: only the prompts are shared, as with a policy that
-never says the same thing twice. Prints one JSON line a measurement.
+never says the same thing twice. Prints one JSON line a measurement; CPU seconds (over all threads) are the figure to compare
+on a shared machine.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ def synthetic_batch(
 def measure(learner: Learner, batch: TrainBatch, *, budget: int, share: bool) -> dict[str, Any]:
     """One step with a negligible learning rate; returns its figures."""
     train = TrainConfig(learning_rate=1e-9, micro_batch_tokens=budget)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     metrics = train_step(learner, batch, train=train, algorithm=AlgorithmConfig(), share=share).metrics
     return {
         "share": share,
         "micro_batch_tokens": budget,
         "seconds": round(time.perf_counter() - start, 2),
+        "cpu_seconds": round(time.process_time() - cpu, 2),
         "trained_tokens": int(metrics["trained_tokens"]),
         "forward_tokens": int(metrics["forward_tokens"]),
         "trained_tokens_per_second": round(metrics["tokens_per_second"], 1),

@@ -41,7 +41,7 @@ class Work(Protocol):
 
 
 def build_app(desk: Work) -> Starlette:
-    """Routes of worker.py's table."""
+    """The routes of the table in worker.py."""
 
     async def status(request: Request) -> Response:
         return _json(desk.status())

@@ -12,9 +12,9 @@ import pytest
 from data_contracts.errors import StaleWriter, TrainerError
 from infra.store import MemoryStore
 from models.training.checkpoint import import_base
+from models.training.desk import Desk
 from models.training.group import WorkerGroup
 from models.training.ranks import Alone
-from models.training.worker import Desk
 from tests.models.test_training_fake import make_job
 from tests.models.training_parts import small_folder
 
