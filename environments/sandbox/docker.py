@@ -215,10 +215,12 @@ class DockerBox(Box):
         assignments = [f"{key}={value}" for key, value in env.items()]
         argv = ["/usr/bin/env", "-i", *assignments, *request.argv]
         abort = threading.Event()
+        running = asyncio.ensure_future(self._host.run(lambda: self._measured(request, argv, abort)))
         try:
-            return await self._host.run(lambda: self._measured(request, argv, abort))
-        except asyncio.CancelledError:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:  # the caller gets it when the command is dead, not before
             abort.set()
+            await asyncio.wait({running})
             raise
 
     def _measured(self, request: ExecRequest, argv: list[str], abort: threading.Event) -> ExecResult:

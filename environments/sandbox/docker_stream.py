@@ -16,6 +16,9 @@ from collections.abc import Callable
 
 from environments.sandbox.spawner import DRAIN_SECONDS, HeadTail
 
+ENGINE_SECONDS = 2.0
+"""Silence after which the engine of an ended command is taken to have nothing more to deliver."""
+
 
 def pump(
     sock: socket.socket,
@@ -27,23 +30,26 @@ def pump(
 ) -> bool:
     """Feed stdin and read the multiplexed stream until its end; False when `deadline` or `abort` came first.
 
-    A background child may hold the stream open: every second of silence `ended` is asked whether the command itself is done.
+    A background child may hold the stream open: in silence `ended` is asked whether the command itself is done. Then the
+    engine gets some seconds more to deliver what it still holds, for without such a child the end of the stream must come.
     """
     sock.setblocking(False)
     view, buffer = memoryview(stdin), bytearray()
     events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stdin else 0)
-    quiet_since = time.monotonic()
+    quiet_since, done = time.monotonic(), False
     with selectors.DefaultSelector() as selector:
         selector.register(sock, events)
         while True:
             now = time.monotonic()
-            if now > deadline or abort.is_set():
+            if abort.is_set():
                 return False
-            ready = selector.select(min(deadline - now, 0.1))
-            if not ready and now - quiet_since > DRAIN_SECONDS:
-                if ended():
+            if now > deadline and not done:
+                return ended()
+            ready = selector.select(0.1 if done else min(deadline - now, 0.1))
+            if not ready and now - quiet_since > (ENGINE_SECONDS if done else DRAIN_SECONDS):
+                if done:
                     return True
-                quiet_since = now + 1.0
+                done, quiet_since = ended(), now
             for _, mask in ready:
                 if mask & selectors.EVENT_WRITE:
                     try:

@@ -79,6 +79,8 @@ class FakeBox(Box):
         for pump in pumps:
             pump.cancel()
         code = await process.wait()
+        # A background child may hold the pipes; asyncio closes them only at their end, and offers no public way to.
+        process._transport.close()  # type: ignore[attr-defined]
         return ExecResult(
             exit_code=None if timed_out else code if code >= 0 else 128 - code,
             stdout=streams[0].bytes(), stderr=streams[1].bytes(),

@@ -265,6 +265,7 @@ def _watch(child: int, streams: tuple[int, int], captured: tuple[HeadTail, HeadT
     for fd in (*streams, handle):
         poll.register(fd, select.POLLIN)
     left, status, limit = set(streams), None, deadline + BACKSTOP_SECONDS
+    rounds = 0  # since the command ended; a round reads what was in the pipe, however late this process got to run
     while left or status is None:
         events = poll.poll(max(limit - time.monotonic(), 0) * 1000)
         if not events:
@@ -286,7 +287,8 @@ def _watch(child: int, streams: tuple[int, int], captured: tuple[HeadTail, HeadT
                 left.discard(fd)
             elif sink.truncated:
                 time.sleep(0.002)  # who floods waits, not the host
-        if status is not None and time.monotonic() > limit:
+        rounds += status is not None
+        if rounds > 2 and time.monotonic() > limit:
             break
     return status if status is not None else 0
 

@@ -242,3 +242,10 @@ async def test_concurrency_bounds_running_commands_not_boxes(fake_backend: Backe
 async def test_a_python_program_runs(backend: Backend) -> None:
     async with a_box(backend) as box:
         assert (await py(box, "print(6 * 7)")).stdout == b"42\n"
+
+
+async def test_a_command_that_ended_in_time_did_not_time_out_because_its_child_talks_on(backend: Backend) -> None:
+    async with a_box(backend) as box:
+        result = await sh(box, "(while sleep 0.05; do echo beat; done) & echo done", seconds=1.5)
+        assert (result.exit_code, result.timed_out) == (0, False)
+        assert b"done\n" in result.stdout

@@ -226,9 +226,12 @@ async def test_a_box_that_died_is_lost_by_the_policy(backend: Backend) -> None:
 
 
 async def test_a_box_ends_with_its_lifetime(backend: Backend) -> None:
-    async with a_box(backend, lifetime_seconds=1.0) as box:
+    async with a_box(backend, lifetime_seconds=6.0) as box:
         await sh(box, "sleep 6543 &")
-        await asyncio.sleep(2.5)
+        for _ in range(100):
+            if "sleep 6543" not in host_processes():
+                break
+            await asyncio.sleep(0.1)
         with pytest.raises(InfraError, match="lifetime"):
             await sh(box, "true")
         rows = host_processes()
