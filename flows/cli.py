@@ -208,12 +208,13 @@ def _print_stack(console: Console, state: StackState) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("process", "state", "address", "pid", "restarts", "log"):
-        table.add_column(column, overflow="fold", no_wrap=column == "address")
+    for column in ("process", "state", "address", "pid", "restarts"):
+        table.add_column(column, no_wrap=True)
     for process in state.processes:
         row = (process.name, process.state, process.address, str(process.pid or ""), str(process.restarts))
-        table.add_row(*row, os.path.relpath(process.log))
+        table.add_row(*row)
     console.print(table)
+    console.print(f"logs: {state.home}/logs", soft_wrap=True, markup=False)
 
 
 def main(argv: list[str] | None = None) -> None:

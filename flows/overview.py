@@ -170,12 +170,12 @@ def collect_garbage(campaign: str | None, *, dry_run: bool) -> list[str]:
 
 def doctor_table() -> tuple[RenderableType, bool]:
     """Findings as a table, and whether nothing is missing."""
-    from infra import doctor  # type: ignore[attr-defined,unused-ignore]
+    from infra import doctor
 
     table = Table(box=None, pad_edge=False)
-    for column in ("check", "state", "what to do"):
+    for column in ("check", "state", "found", "what to do"):
         table.add_column(column, overflow="fold")
     findings = doctor.report()
     for finding in findings:
-        table.add_row(finding.name, "ok" if finding.ok else "missing", Text(finding.remedy))
+        table.add_row(finding.name, "ok" if finding.ok else "missing", Text(finding.detail), Text(finding.remedy))
     return table, all(finding.ok for finding in findings)

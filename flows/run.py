@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ def run_here(profile_name: str, campaign: str, *, iterations: int | None, overri
 
     places = ensure(profile, on_change=view.on_process)
     prefect_server.use(home(), api_url=places.prefect_api, heartbeat_seconds=profile.stack.heartbeat_seconds)
+    if not os.environ.get("BESSEMER_DEBUG"):  # Prefect's own lines go to its server; the terminal shows ours
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     final, error = _advance(profile_name, campaign, iterations, list(overrides), view)
     if isinstance(error, BessemerError):
         raise error
