@@ -27,7 +27,7 @@ from data_contracts.records import (
     Verdict,
     VersionSpan,
 )
-from infra import processes, stack
+from infra import processes
 from infra.store import MemoryStore
 from infra.tracking import MlflowTracker, NullTracker, TrackerUnreachable, open_tracker
 from tests.plugins.mlflow import MlflowServer
@@ -150,7 +150,7 @@ def log_one_iteration(tracker: MlflowTracker, iteration: int, *, reward: float) 
     tracker.log_iteration(
         iteration,
         metrics={"reward/mean": reward, "loss": 0.1, "odd name (%)": 1.0},
-        per_domain={"calculator": {"mean_reward": reward, "groups": 4.0}},
+        per_domain={"calculator": {"reward_mean": reward, "groups": 4.0}},
         datasets={"episodes": f"campaigns/c/iterations/{iteration:06d}/episodes.json@{'b' * 64}"},
         artifacts={"report.md": b"# hello"},
     )
@@ -239,10 +239,11 @@ def test_a_resumed_campaign_goes_on_in_its_run_and_repeats_nothing(mlflow_server
     assert len(table["data"]) == 1
 
 
-def test_an_outage_is_buffered_reported_once_and_replayed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    spec = stack.mlflow_spec(tmp_path / "home", port=processes.free_port())
-    log = tmp_path / "mlflow.log"
-    tracker = MlflowTracker(spec.address, experiment="outage", home=tmp_path)
+def test_an_outage_is_buffered_reported_once_and_replayed(
+    mlflow_server: MlflowServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = f"http://127.0.0.1:{processes.free_port()}"
+    tracker = MlflowTracker(away, experiment="outage", home=tmp_path)
     store = MemoryStore()
     with caplog.at_level(logging.WARNING, logger="bessemer.tracking"):
         tracker.start_campaign("outage", config=CONFIG, resumed=False)
@@ -251,23 +252,30 @@ def test_an_outage_is_buffered_reported_once_and_replayed(tmp_path: Path, caplog
         tracker.register_candidate(checkpoint("outage", 1), report=report(1, 0.5))
     assert len(caplog.records) == 1
     assert "training goes on" in caplog.text
-    assert tracker.links() == {"mlflow": spec.address}
+    assert tracker.links() == {"mlflow": away}
     with pytest.raises(TrackerUnreachable, match="bessemer up"):
         tracker.registered_checkpoints()
 
-    process = processes.start(spec, log=log, owner=str(tmp_path))
-    try:
-        processes.wait_healthy(process, spec, log=log)
-        later = MlflowTracker(spec.address, experiment="outage", home=tmp_path)  # as another process would
-        later.start_campaign("outage", config=CONFIG, resumed=True)
-        assert later.flush() == 0
-        client = MlflowClient(spec.address)
-        (parent,) = run_of(client, "outage", "outage", "campaign")
-        assert client.get_metric_history(parent.info.run_id, "loss")[0].step == 0
-        assert len(client.search_traces(locations=[parent.info.experiment_id])) == 1
-        assert later.registered_checkpoints() == {checkpoint("outage", 1).uri}
-    finally:
-        processes.stop(process, spec, owner=str(tmp_path))
+    later = MlflowTracker(mlflow_server.uri, experiment="outage", home=tmp_path)  # back, and seen by another process
+    later.start_campaign("outage", config=CONFIG, resumed=True)
+    assert later.flush() == 0
+    client = MlflowClient(mlflow_server.uri)
+    (parent,) = run_of(client, "outage", "outage", "campaign")
+    assert client.get_metric_history(parent.info.run_id, "loss")[0].step == 0
+    assert len(client.search_traces(locations=[parent.info.experiment_id])) == 1
+    assert checkpoint("outage", 1).uri in later.registered_checkpoints()
+
+
+def test_what_a_healthy_server_refuses_is_set_aside_and_holds_nothing_up(mlflow_server: MlflowServer, tmp_path: Path) -> None:
+    tracker = MlflowTracker(mlflow_server.uri, experiment="refused", home=tmp_path)
+    tracker.start_campaign("refused", config=CONFIG, resumed=False)
+    tracker.finish_campaign("NO SUCH STATUS")
+    for iteration in range(3):
+        log_one_iteration(tracker, iteration, reward=0.5)
+    (kept,) = (tmp_path / "tracking_buffer").iterdir()
+    assert kept.name == "refused.rejected.jsonl"
+    (parent,) = run_of(MlflowClient(mlflow_server.uri), "refused", "refused", "campaign")
+    assert parent.data.metrics["loss"] == 0.1
 
 
 def test_no_address_means_a_tracker_that_tracks_nothing(tmp_path: Path) -> None:
