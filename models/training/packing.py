@@ -23,6 +23,9 @@ from models.training.batch import TokenSequence
 
 Ints = NDArray[np.int64]
 
+ENOUGH = 1024
+WASTE = 1 / 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -67,13 +70,19 @@ def pack(sequences: Sequence[TokenSequence], chosen: Sequence[int], *, budget: i
 
 
 def micro_batches(rows: Sequence[Row], *, budget: int) -> list[MicroBatch]:
-    """Pad rows of similar size together while B * S stays within `budget`."""
+    """Pad rows (largest first) together while B * S stays within `budget`.
+
+    A micro-batch that already has ENOUGH nodes to keep the processor busy ends before a row that would be mostly padding.
+    """
     result: list[MicroBatch] = []
     pending: list[Row] = []
     for row in rows:
-        if pending and (len(pending) + 1) * max(len(row.ids), len(pending[0].ids)) > budget:
-            result.append(_pad(pending))
-            pending = []
+        if pending:
+            width, full = len(pending[0].ids), len(pending) * len(pending[0].ids)
+            wasteful = full >= ENOUGH and width - len(row.ids) > WASTE * width
+            if wasteful or full + width > budget:
+                result.append(_pad(pending))
+                pending = []
         pending.append(row)
     if pending:
         result.append(_pad(pending))
