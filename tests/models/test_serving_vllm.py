@@ -285,11 +285,11 @@ def test_a_missing_replica_is_named_and_the_others_serve(served: VllmServer) -> 
 def test_requests_in_flight_go_on_under_the_new_weights(served: VllmServer, stepped: tuple[Path, Path]) -> None:
     async def one() -> SampleResult:
         async with VllmSampler([served.address], campaign=CAMPAIGN, version=0, newer="accept") as sampler:
-            return await sampler.sample(ask(max_tokens=600, temperature=0.0), deadline_seconds=90)
+            return await sampler.sample(ask(max_tokens=250, temperature=0.0), deadline_seconds=90)
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lambda: asyncio.run(one()))
-        time.sleep(1.0)
+        time.sleep(0.5)
         engine_of(served).ensure_serving(reference(stepped[0], 1), campaign=CAMPAIGN, parent=reference(served.folder, 0))
         result = waiting.result(90)
     assert result.spans[-1].version == 1
