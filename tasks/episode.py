@@ -11,6 +11,7 @@ control plane (and for queueing, sampling and grading deadlines), `scored` other
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -46,7 +47,7 @@ from data_contracts.records import (
 )
 from data_contracts.tables import digest, read_group, write_group, write_telemetry
 from environments.base import Action, Collected, Environment, EnvironmentContext
-from environments.registry import domain, verifier
+from environments.registry import domain_of, verifier
 from models.rewards import score_group
 from tasks.runtime import ConversationAware, Runtime, WorkerSpec, runtime_for
 
@@ -54,6 +55,7 @@ POLICY_STOPS: Final[frozenset[StopReason]] = frozenset(
     {"turn_budget", "token_budget", "tool_budget", "time_budget", "box_killed"}
 )
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 STEP_SLACK_SECONDS: Final = 60.0
 """Queueing for a box and the environment's own work, on top of the tool calls of one turn."""
 
@@ -177,7 +179,7 @@ async def _attempt(job: GroupJob, member: int, runtime: Runtime, trace: _Trace) 
     episode_id = f"{job.group_id}/{member}"
     seed = int.from_bytes(sha256(episode_id.encode()).digest()[:8])
     context = EnvironmentContext(episode_id=episode_id, seed=seed, acquire=runtime.backend.acquire)
-    environment = domain(problem.domain).environment(problem, context)
+    environment = domain_of(problem).environment(problem, context)
     try:
         try:
             stop = await _act(job, episode_id, environment, runtime, trace)
@@ -191,19 +193,22 @@ async def _attempt(job: GroupJob, member: int, runtime: Runtime, trace: _Trace) 
             return _result(job, member, trace, "box_killed", "policy_failure")
         return _result(job, member, trace, stop, "scored", verdict=verdict, collected=collected)
     finally:
-        await environment.close()
+        await _close(environment)
 
 
 async def _act(job: GroupJob, episode_id: str, environment: Environment, runtime: Runtime, trace: _Trace) -> StopReason:
     """The turns of one episode: sample, parse, step; returns why it stopped."""
     problem, budgets, codec = job.problem, job.problem.budgets, runtime.codec
-    with trace.measured("environment"):
-        trace.prompt = await _within(environment.reset(), STEP_SLACK_SECONDS, "sandbox_backend", "resetting the environment")
+    trace.prompt = await _reset(environment, trace)
     trace.conversation.extend(trace.prompt)
     trace.append_context(codec.encode_prompt(trace.prompt, problem.tools))
     trace.prompt_length = len(trace.token_ids_T)
     allowed = min(budgets.max_episode_tokens, job.max_episode_tokens or budgets.max_episode_tokens)
     for index in range(budgets.max_turns):
+        if trace.turns:
+            last = trace.turns[-1]
+            sampled = trace.token_ids_T[last.token_start : last.token_stop]
+            trace.append_context(codec.encode_observations(sampled, last.observations))
         room = min(
             budgets.max_tokens_per_turn,
             allowed - len(trace.token_ids_T),
@@ -212,22 +217,36 @@ async def _act(job: GroupJob, episode_id: str, environment: Environment, runtime
         if room <= 0:
             return "token_budget"
         turn = await _sample_turn(job, episode_id, index, room, runtime, trace)
+        trace.turns.append(turn)
         calls = turn.message.tool_calls
         trace.tool_calls += len(calls)
         if trace.tool_calls > budgets.max_tool_calls:
-            trace.turns.append(turn)
             return "tool_budget"
         allowance = budgets.tool_call_seconds * max(1, len(calls)) + STEP_SLACK_SECONDS
         with trace.measured("environment"):
             action = Action(message=turn.message, parse_error=turn.parse_error)
             step = await _within(environment.step(action), allowance, "sandbox_backend", "a tool call and its box")
-        trace.turns.append(msgspec.structs.replace(turn, observations=step.messages))
+        trace.turns[-1] = msgspec.structs.replace(turn, observations=step.messages)
         trace.conversation.extend(step.messages)
         if step.done:
             return step.stop_reason or "environment_done"
-        sampled = trace.token_ids_T[turn.token_start : turn.token_stop]
-        trace.append_context(codec.encode_observations(sampled, step.messages))
     return "turn_budget"
+
+
+async def _reset(environment: Environment, trace: _Trace) -> tuple[Message, ...]:
+    with trace.measured("environment"):
+        try:
+            return await _within(environment.reset(), STEP_SLACK_SECONDS, "sandbox_backend", "resetting the environment")
+        except SandboxLost as error:  # the policy has not acted yet
+            raise InfraError("sandbox_backend", f"the box was lost before the first turn: {error}") from error
+
+
+async def _close(environment: Environment) -> None:
+    """What cannot be cleaned up is reported and left to the reaper; it never changes a result."""
+    try:
+        await _within(environment.close(), STEP_SLACK_SECONDS, "sandbox_backend", "closing the environment")
+    except (InfraError, SandboxLost):
+        _LOG.exception("an environment of %s was not closed in good order", environment.problem.id)
 
 
 async def _sample_turn(job: GroupJob, episode_id: str, index: int, room: int, runtime: Runtime, trace: _Trace) -> Turn:

@@ -68,15 +68,15 @@ class Runtime:
     reward: RewardConfig
 
 
-_runtimes: dict[bytes, asyncio.Future[Runtime]] = {}
+_runtimes: dict[tuple[asyncio.AbstractEventLoop, bytes], asyncio.Future[Runtime]] = {}
 
 
 async def runtime_for(spec: WorkerSpec) -> Runtime:
     """The process's runtime of `spec`, opened by the first caller; a failed opening is not remembered."""
-    key = msgspec.json.encode(spec)
-    future = _runtimes.get(key)
     loop = asyncio.get_running_loop()
-    if future is not None and future.get_loop() is loop:
+    key = (loop, msgspec.json.encode(spec))
+    future = _runtimes.get(key)
+    if future is not None:
         return await asyncio.shield(future)
     future = loop.create_future()
     _runtimes[key] = future
@@ -92,9 +92,10 @@ async def runtime_for(spec: WorkerSpec) -> Runtime:
 
 
 async def close_runtimes() -> None:
-    """Close every runtime of this process (tests and clean shutdowns)."""
-    while _runtimes:
-        _, future = _runtimes.popitem()
+    """Close the runtimes that this event loop opened; those of other loops are in use elsewhere."""
+    loop = asyncio.get_running_loop()
+    for key in [key for key, future in _runtimes.items() if future.get_loop() is loop]:
+        future = _runtimes.pop(key)
         if future.done() and future.exception() is None:
             runtime = future.result()
             await runtime.sampler.close()

@@ -12,7 +12,7 @@ from data_contracts.errors import ConfigError
 from data_contracts.protocols import Codec
 from data_contracts.records import Message, Problem, SampleRequest, SampleResult, VersionSpan
 from environments.base import Policy
-from environments.registry import domain
+from environments.registry import domain_of
 
 
 class ScriptedSampler:
@@ -46,7 +46,7 @@ class ScriptedSampler:
 
 
 def _policy(problem: Problem, name: str) -> Policy:
-    known = domain(problem.domain)
+    known = domain_of(problem)
     if name == "oracle":
         return known.oracle(problem)
     if name == "noop":

@@ -75,6 +75,7 @@ class LoopStages:
             store=self.store,
             key=f"{self._prefix(iteration)}/problems.jsonl",
             count_tokens=self._count_tokens,
+            unused=self._unused(state),
         )
         problems = read_problem_set(self.store, curation.problems)
         quarantine.decide(
@@ -177,6 +178,12 @@ class LoopStages:
                 rewards[shard.problem_id].extend(shard.rewards_G)
                 rewards[shard.domain].extend(shard.rewards_G)
         return {name: sum(values) / len(values) for name, values in sorted(rewards.items()) if values}
+
+    def _unused(self, state: CampaignState) -> tuple[str, ...]:
+        """Problems that the newest batch handed out and nobody attempted: they return to the sampler."""
+        if not state.sealed:
+            return ()
+        return read_manifest(self.store, state.sealed[max(state.sealed)].episodes).unused_problem_ids
 
     def _count_tokens(self, problem: Problem) -> int:
         return len(self._codec.encode_prompt(problem.messages, problem.tools))

@@ -70,18 +70,9 @@ class DigestSampler:
         return None
 
 
-class OwnPool(LocalPool):
-    """Ends its own loop only: with d > 0 another stage's pool is at work in this process beside it."""
-
-    def close(self) -> None:
-        self.cancel()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
-
-
 @contextmanager
 def pool():
-    opened = OwnPool()
+    opened = LocalPool()
     try:
         yield opened
     finally:
