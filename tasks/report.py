@@ -115,7 +115,7 @@ def _per_domain(graded: Sequence[GroupShard]) -> dict[str, dict[str, float]]:
         figures[name] = {
             "groups": float(len(some)),
             "episodes": float(len(rewards)),
-            "reward_mean": sum(rewards) / len(rewards) if rewards else 0.0,
+            "mean_reward": sum(rewards) / len(rewards) if rewards else 0.0,
             "zero_variance_groups": float(_having(some, "zero_variance")),
             "sampled_tokens": float(sum(shard.sampled_tokens for shard in some)),
         }
