@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -88,23 +88,31 @@ def _cell(value: float | None) -> str:
 
 
 class Progress:
-    """One progress artifact; `set` is cheap enough to call on every group, the server hears at most one change a percent."""
+    """One progress artifact. `set` returns at once: `send` runs actions one after another in another thread, and a value that
+    is overtaken before it was sent is never sent, so a slow server does not hold up a stage."""
 
-    def __init__(self, name: str, description: str) -> None:
-        from prefect.artifacts import create_progress_artifact
-
+    def __init__(self, name: str, description: str, *, send: Callable[[Callable[[], None]], None]) -> None:
         self.done = 0
-        self._shown = 0
-        self._id: UUID = _now(create_progress_artifact(progress=0.0, key=name, description=description))
+        self._send, self._name, self._description = send, name, description
+        self._id: UUID | None = None
+        self._wanted, self._shown, self._queued = 0.0, -1.0, False
 
     def set(self, done: int, wanted: int) -> None:
-        from prefect.artifacts import update_progress_artifact
-
         self.done = done
-        percent = 100 if wanted <= 0 else min(100, 100 * done // wanted)
-        if percent != self._shown:
-            self._shown = percent
-            _now(update_progress_artifact(self._id, progress=float(percent)))
+        self._wanted = 100.0 if wanted <= 0 else min(100.0, float(100 * done // wanted))
+        if not self._queued and self._wanted != self._shown:
+            self._queued = True
+            self._send(self._update)
+
+    def _update(self) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+        self._queued = False
+        self._shown = value = self._wanted
+        if self._id is None:
+            self._id = _now(create_progress_artifact(progress=value, key=self._name, description=self._description))
+        else:
+            _now(update_progress_artifact(self._id, progress=value))
 
 
 def publish_table(state: CampaignState, iteration: int, metrics: Mapping[int, Mapping[str, float]]) -> None:

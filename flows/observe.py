@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -40,6 +41,7 @@ class Observer:
         self._evaluations: dict[int, tuple[DomainEval, ...]] = {}
         self._bars: dict[str, artifacts.Progress] = {}
         self._context = contextvars.copy_context()
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="progress")
 
     def begin(self, services: Services, state: CampaignState) -> None:
         """Called in the advance's flow run, before anything is driven."""
@@ -58,7 +60,7 @@ class Observer:
 
     def on_progress(self, stage: str, done: int, wanted: int, tokens: int) -> None:
         self._watcher.on_progress(stage, done, wanted, tokens)
-        _quietly(lambda: self._bar(stage, done).set(done, wanted))
+        self._bar(stage, done).set(done, wanted)
 
     def on_event(self, watch: CampaignWatch) -> Callable[[Entry, CampaignState], None]:
         """`tasks.campaign.OnEvent`: tracking first, then the CLI."""
@@ -88,6 +90,7 @@ class Observer:
 
     def end(self, state: CampaignState, status: str) -> None:
         """The last report of this run, with the reward curve. `status` is how it ended, for people."""
+        self._sender.shutdown(wait=True)
         text = artifacts.report(state, links=self.links(), curve_png=self._curve(state), note=f"This run ended: {status}.")
         self._publish(lambda: artifacts.publish_report(state, text))
         self._watcher.on_links(self.links())
@@ -98,7 +101,13 @@ class Observer:
 
     def _bar(self, stage: str, done: int) -> artifacts.Progress:
         if stage not in self._bars or done < self._bars[stage].done:
-            self._bars[stage] = artifacts.Progress(artifacts.key(self._campaign, stage), f"{stage}: groups graded")
+            context = contextvars.copy_context()  # the stage's task run: the artifact belongs to it
+
+            def send(action: Callable[[], None]) -> None:
+                self._sender.submit(context.copy().run, _quietly, action)
+
+            name = artifacts.key(self._campaign, stage)
+            self._bars[stage] = artifacts.Progress(name, f"{stage}: groups graded", send=send)
         return self._bars[stage]
 
     def _curve(self, state: CampaignState) -> bytes | None:

@@ -3,6 +3,9 @@
 A stage may retry where only its surroundings failed (a lost node, an engine or a trainer that restarts): stages are idempotent.
 Broken contracts, stale writers and budgets of lost groups are never retried. Nothing is cached or persisted: the ledger is the
 record, and Prefect's states are a projection of it for people.
+
+Task runs carry no tags on purpose: Prefect 3.7.7 asks its server for a concurrency slot for every tag of every task run, a
+write that waits about 2 s on a busy SQLite (docs/results/prefect.md). Flow runs are tagged; task runs have their stage's name.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ from typing import Any, TypeVar
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TagsContext
 
 from data_contracts.errors import BessemerError, InfraError, PublishRefused
 from data_contracts.ledger_events import Curated, Evaluated, Published, Scored, Sealed, Trained
 from data_contracts.records import CheckpointRef, EpisodesRef, ProblemsRef, ScoresRef
 from tasks.campaign import Stages, StepContext
 
-TAG = "bessemer"
 RETRIES = 2
 RETRY_SECONDS = 5.0
 Work = Callable[[], Any]
@@ -42,7 +45,6 @@ def _stage(name: str, *, retries: int = 0) -> Callable[[Callable[..., Any]], Tas
     return task(
         name=name,
         task_run_name=f"{name} {{number}}",
-        tags=[TAG, name],
         retries=retries,
         retry_delay_seconds=RETRY_SECONDS,
         retry_condition_fn=_retry if retries else None,
@@ -123,4 +125,5 @@ class PrefectStages:
 
 def _call(stage: Task[..., Any], *inputs: Any, work: Callable[[], E]) -> E:
     call: Callable[..., E] = stage  # a synchronous task called directly answers with its value
-    return call(*inputs, work=work)
+    with TagsContext(current_tags=set()):
+        return call(*inputs, work=work)

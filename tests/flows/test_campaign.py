@@ -14,8 +14,6 @@ from infra.store import LocalStore
 from tests.flows import double
 from tests.plugins.prefect import PrefectServer
 
-OVERRIDES = ["evaluate.every=1"]
-
 
 def run(campaign: str, **fields: Any) -> Any:
     from flows.campaign import advance
@@ -66,7 +64,7 @@ def test_iterations_are_subflows_with_a_task_per_stage_and_calling_again_resumes
 def test_artifacts_are_a_progress_bar_a_table_and_a_report(stand_ins: Path, prefect: PrefectServer) -> None:
     from prefect.artifacts import Artifact
 
-    run("Art_1".lower().replace("_", "-"))
+    run("art-1")
     table = Artifact.get("art-1-iterations")
     assert table is not None
     assert '"iteration": 1' in str(table.data)
