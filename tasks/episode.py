@@ -1,7 +1,4 @@
-"""One episode and one group, on a Dask worker. Free of Prefect and Dask.
-
-`run_group` is the coroutine Dask schedules: it runs the G episodes of a problem side by side, grades each in a fresh sandbox,
-scores the group, writes its shard (put-if-absent: the first sealed attempt wins) and answers with the small `GroupShard`.
+"""One episode, on a Dask worker: act turn by turn, collect, grade in a fresh sandbox. Free of Prefect and Dask.
 
 Deadlines nest: tool call (environment) < turn < episode < group. The three outcomes are decided here and nowhere else:
 `policy_failure` when the policy spent its own budgets or killed its box, `infra_failure` only for an InfraError raised by the
@@ -24,14 +21,10 @@ from typing import Final, TypeVar
 import msgspec
 
 from data_contracts.errors import InfraError, SandboxLost, VersionMismatch
-from data_contracts.gate import check_group
-from data_contracts.protocols import Store, to_json
 from data_contracts.records import (
-    Disposition,
     Episode,
     EpisodeTelemetry,
     Failure,
-    GroupShard,
     InfraCause,
     Interval,
     IntervalKind,
@@ -45,11 +38,9 @@ from data_contracts.records import (
     Verdict,
     VersionSpan,
 )
-from data_contracts.tables import digest, read_group, write_group, write_telemetry
 from environments.base import Action, Collected, Environment, EnvironmentContext
 from environments.registry import domain_of, verifier
-from models.rewards import score_group
-from tasks.runtime import ConversationAware, Runtime, WorkerSpec, runtime_for
+from tasks.runtime import ConversationAware, Runtime
 
 POLICY_STOPS: Final[frozenset[StopReason]] = frozenset(
     {"turn_budget", "token_budget", "tool_budget", "time_budget", "box_killed"}
@@ -113,49 +104,6 @@ class _Trace:
             yield
         finally:
             self.intervals.append(Interval(kind=kind, start=start, stop=time.time()))
-
-
-async def run_group(job: GroupJob, spec: WorkerSpec) -> GroupShard:
-    """Run, grade, score and seal one group. Infrastructure failures are reported in the shard, not raised."""
-    try:
-        runtime = await runtime_for(spec)
-    except InfraError as error:
-        return infra_shard(job, error.cause, error.detail)
-    existing = await asyncio.to_thread(find_shard, runtime.store, job.shard_uri)
-    if existing is not None:
-        return existing
-    pairs = await _run_members(job, runtime)
-    episodes = tuple(episode for episode, _ in pairs)
-    broken = [episode for episode in episodes if episode.outcome == "infra_failure"]
-    if broken and broken[0].failure is not None:
-        return infra_shard(job, broken[0].failure.cause, broken[0].failure.detail)
-    return await asyncio.to_thread(_seal, job, runtime, episodes, [telemetry for _, telemetry in pairs])
-
-
-def find_shard(store: Store, shard_uri: str) -> GroupShard | None:
-    """The sealed shard of a group, when an earlier attempt finished it."""
-    key = f"{shard_uri}.json"
-    return msgspec.json.decode(store.get(key), type=GroupShard) if store.exists(key) else None
-
-
-async def _run_members(job: GroupJob, runtime: Runtime) -> list[tuple[Episode, EpisodeTelemetry]]:
-    members = [asyncio.create_task(run_episode(job, member, runtime)) for member in range(job.group_size)]
-    try:
-        done, late = await asyncio.wait(members, timeout=job.group_seconds)
-    finally:
-        for task in members:
-            task.cancel()  # only the late ones, or all when this group itself was cancelled
-    if late:
-        await asyncio.wait(late, timeout=STEP_SLACK_SECONDS)
-    pairs = []
-    for member, task in enumerate(members):
-        if task in done:
-            pairs.append(task.result())
-        else:
-            trace = _Trace()
-            detail = f"the group was not finished after {job.group_seconds:g} s"
-            pairs.append(_result(job, member, trace, "infra", "infra_failure", Failure(cause="group_deadline", detail=detail)))
-    return pairs
 
 
 async def run_episode(job: GroupJob, member: int, runtime: Runtime) -> tuple[Episode, EpisodeTelemetry]:
@@ -310,7 +258,9 @@ async def _within(work: Awaitable[T], seconds: float, cause: InfraCause, what: s
         raise
 
 
-# ------------------------------------------------------------------------------------------------------- records and shard
+def lost_episode(job: GroupJob, member: int, failure: Failure) -> tuple[Episode, EpisodeTelemetry]:
+    """An episode of which nothing is known but why it was given up."""
+    return _result(job, member, _Trace(), "infra", "infra_failure", failure)
 
 
 def _result(
@@ -363,63 +313,3 @@ def _result(
         intervals=tuple(trace.intervals),
     )
     return episode, telemetry
-
-
-def _seal(job: GroupJob, runtime: Runtime, episodes: tuple[Episode, ...], telemetry: Sequence[EpisodeTelemetry]) -> GroupShard:
-    """Write, check the row contract, score. Runs in a thread: Parquet stays off the event loop.
-
-    When another attempt wrote the shard first, its bytes count and ours are forgotten.
-    """
-    uri = f"{job.shard_uri}.parquet"
-    data = write_group(episodes)
-    if runtime.store.put_if_absent(uri, data):
-        runtime.store.put(f"{job.shard_uri}.telemetry.json", write_telemetry(telemetry))
-    else:
-        data = runtime.store.get(uri)
-        episodes = read_group(data)
-    shard = _describe(job, runtime, episodes, uri=uri, sha=digest(data))
-    runtime.store.put_if_absent(f"{job.shard_uri}.json", to_json(shard))
-    return shard
-
-
-def _describe(job: GroupJob, runtime: Runtime, episodes: tuple[Episode, ...], *, uri: str, sha: str) -> GroupShard:
-    violations = check_group(episodes)
-    rewards = () if violations else tuple(score.reward for score in score_group(runtime.reward, episodes))
-    disposition: Disposition = "kept"
-    if violations:
-        disposition = "quarantined"
-    elif not job.keep_equal and len(set(rewards)) == 1:
-        disposition = "zero_variance"
-    return GroupShard(
-        group_id=job.group_id,
-        problem_id=job.problem.id,
-        domain=job.problem.domain,
-        order=job.order,
-        uri=uri,
-        sha256=sha,
-        rows=len(episodes),
-        telemetry_uri=f"{job.shard_uri}.telemetry.json",
-        disposition=disposition,
-        rewards_G=rewards,
-        outcomes_G=tuple(episode.outcome for episode in episodes),
-        sampled_tokens=sum(sum(episode.loss_mask_T) for episode in episodes),
-        reason="; ".join(str(violation) for violation in violations[:3]),
-    )
-
-
-def infra_shard(job: GroupJob, cause: InfraCause, detail: str) -> GroupShard:
-    return GroupShard(
-        group_id=job.group_id,
-        problem_id=job.problem.id,
-        domain=job.problem.domain,
-        order=job.order,
-        uri="",
-        sha256="",
-        rows=0,
-        telemetry_uri="",
-        disposition="infra_failure",
-        rewards_G=(),
-        outcomes_G=(),
-        sampled_tokens=0,
-        reason=f"{cause}: {detail}",
-    )

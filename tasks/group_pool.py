@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from data_contracts.records import GroupShard
 from infra.dask_cluster import connect
-from tasks.episode import GroupJob, infra_shard
+from tasks.episode import GroupJob
+from tasks.group import infra_shard
 from tasks.runtime import WorkerSpec, close_runtimes
 
 RunGroup = Callable[[GroupJob, WorkerSpec], Coroutine[Any, Any, GroupShard]]

@@ -29,7 +29,8 @@ from data_contracts.records import (
 )
 from data_contracts.tables import put_manifest, read_problem_set
 from tasks.batch_plan import BatchPlan
-from tasks.episode import GroupJob, find_shard, run_group
+from tasks.episode import GroupJob
+from tasks.group import find_shard, run_group
 from tasks.group_pool import GroupPool
 from tasks.runtime import WorkerSpec
 
