@@ -250,6 +250,8 @@ class Episode(Record, frozen=True, kw_only=True):
     failure: Failure | None = None
     verdict: Verdict | None = None
     artifacts: tuple[Artifact, ...] = ()
+    budgets: Budgets = Budgets()
+    """What the episode was allowed to spend: shaping depends on it, so it is stored with it."""
     final_state: dict[str, Any] = {}
     """State and audit log that the environment (not the policy) owns, for the verifier and for regrading."""
 

@@ -34,6 +34,7 @@ from data_contracts.records import (
     SCHEMA_VERSION,
     Artifact,
     BatchManifest,
+    Budgets,
     Episode,
     EpisodesRef,
     EpisodeTelemetry,
@@ -66,6 +67,7 @@ _JSON: Mapping[str, Any] = {
     "failure": Failure | None,
     "verdict": Verdict | None,
     "artifacts": tuple[Artifact, ...],
+    "budgets": Budgets,
     "final_state": dict[str, Any],
 }
 _EPISODE, _SCORE = partial(msgspec.convert, type=Episode), partial(msgspec.convert, type=Score)

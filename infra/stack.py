@@ -123,7 +123,12 @@ def mlflow_spec(home: Path, *, port: int) -> ProcessSpec:
             *("--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"),
             *("--artifacts-destination", str(folder / "artifacts")),
         ),
-        env={"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1", "GIT_PYTHON_REFRESH": "quiet"},
+        env={
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "DO_NOT_TRACK": "1",
+            "GIT_PYTHON_REFRESH": "quiet",
+        },
         cwd=str(folder),
         address=url,
         health=f"{url}/health",

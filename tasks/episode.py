@@ -298,6 +298,7 @@ def _result(
         failure=failure,
         verdict=verdict,
         artifacts=collected.artifacts if collected else (),
+        budgets=problem.budgets,
         final_state=collected.state if collected else {},
     )
     times = [moment for interval in trace.intervals for moment in (interval.start, interval.stop)] or [time.time()]

@@ -232,7 +232,7 @@ class MlflowWriter:
 
     def _draw(self, client: MlflowClient, training: list[dict[str, Any]], heldout: list[dict[str, Any]]) -> None:
         run = self._run(client)
-        drawn = [row for row in training if "reward_mean" in row]
+        drawn = [row for row in training if "mean_reward" in row]
         if drawn or heldout:
             self._put(client, run, "plots/reward_per_domain.png", plots.over_iterations(drawn, heldout))
         if drawn:

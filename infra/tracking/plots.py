@@ -1,6 +1,6 @@
 """Pictures of the reward per domain, as PNG bytes. Drawn without a display and without pyplot's global state.
 
-A row is one domain's figures at one step. Drawn are `reward_mean` of training rows (as tasks/report.py names it) and
+A row is one domain's figures at one step. Drawn are `mean_reward` of training rows (as tasks/report.py names it) and
 `mean_reward`, `low`, `high` of held-out rows (as DomainEval does).
 """
 
@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 def over_iterations(training: Sequence[Row], heldout: Sequence[Row]) -> bytes:
     """Mean reward of each domain over iterations: training as a line, held-out as points with their 95 % interval.
 
-    `training` rows have iteration, domain, reward_mean; `heldout` rows have version, domain, mean_reward, low, high. Version v
+    `training` rows have iteration, domain, mean_reward; `heldout` rows have version, domain, mean_reward, low, high. Version v
     is drawn at x = v: it is what iteration v rolls out.
     """
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ def over_iterations(training: Sequence[Row], heldout: Sequence[Row]) -> bytes:
     domains = sorted({str(row["domain"]) for row in [*training, *heldout]})
     for number, domain in enumerate(domains):
         color = f"C{number % 10}"
-        line = sorted((row["iteration"], row["reward_mean"]) for row in training if row["domain"] == domain)
+        line = sorted((row["iteration"], row["mean_reward"]) for row in training if row["domain"] == domain)
         if line:
             axes.plot(*zip(*line, strict=True), color=color, marker=".", label=f"{domain}, training")
         points = sorted((r["version"], r["mean_reward"], r["low"], r["high"]) for r in heldout if r["domain"] == domain)
@@ -48,7 +48,7 @@ def heat_map(training: Sequence[Row]) -> bytes:
 
     domains = sorted({str(row["domain"]) for row in training})
     iterations = sorted({int(row["iteration"]) for row in training})
-    value = {(str(row["domain"]), int(row["iteration"])): float(row["reward_mean"]) for row in training}
+    value = {(str(row["domain"]), int(row["iteration"])): float(row["mean_reward"]) for row in training}
     grid = [[value.get((domain, iteration), float("nan")) for iteration in iterations] for domain in domains]
     figure = Figure(figsize=(max(5.0, 1.5 + 0.4 * len(iterations)), 1.2 + 0.4 * len(domains)), layout="constrained")
     axes = figure.subplots()

@@ -102,7 +102,7 @@ class MlflowTracker:
         datasets: Mapping[str, str],
         artifacts: Mapping[str, bytes],
     ) -> None:
-        """`per_domain` is domain -> figure -> value ("reward_mean" is drawn); `datasets` is name -> "<store key>@<sha256>",
+        """`per_domain` is domain -> figure -> value ("mean_reward" is drawn); `datasets` is name -> "<store key>@<sha256>",
         or store key -> digest; `artifacts` is file name -> bytes, stored with the iteration's run."""
         body = {
             "iteration": iteration,

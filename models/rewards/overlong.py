@@ -7,9 +7,8 @@ Observations are not counted: the policy did not write them.
 
 from __future__ import annotations
 
-from data_contracts.errors import ConfigError
+from data_contracts.config import RewardConfig
 from data_contracts.records import Episode
-from models.rewards.context import RewardContext
 
 
 def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
@@ -19,16 +18,8 @@ def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
     return max(-1.0, (limit - buffer - length) / buffer)
 
 
-def overlong(episode: Episode, context: RewardContext) -> float:
-    """The penalty of one episode. Raises ConfigError when the shaping is on and no budgets were given."""
-    buffer, budgets = context.config.overlong_buffer, context.budgets
-    if buffer == 0:
-        return 0.0
-    if budgets is None:
-        raise ConfigError(
-            "overlong shaping needs the problem's budgets",
-            field="reward.overlong_buffer",
-            remedy="Pass budgets, or set it to 0",
-        )
+def overlong(episode: Episode, config: RewardConfig) -> float:
+    """The penalty of one episode under the budgets it ran with; 0 when the shaping is off."""
+    budgets = episode.budgets
     limit = min(budgets.max_turns * budgets.max_tokens_per_turn, budgets.max_episode_tokens - episode.prompt_length)
-    return overlong_penalty(sum(episode.loss_mask_T), limit=limit, buffer=buffer)
+    return overlong_penalty(sum(episode.loss_mask_T), limit=limit, buffer=config.overlong_buffer)

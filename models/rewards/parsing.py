@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from data_contracts.config import RewardConfig
 from data_contracts.records import Episode
-from models.rewards.context import RewardContext
 
 
-def parse_ok(episode: Episode, context: RewardContext) -> float:
+def parse_ok(episode: Episode, config: RewardConfig) -> float:
     """Share of turns without a parse error, in [0, 1]; 0 for an episode without a turn."""
     if not episode.turns:
         return 0.0

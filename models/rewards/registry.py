@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from data_contracts.config import RewardConfig
 from data_contracts.errors import ConfigError
 from data_contracts.records import Episode
-from models.rewards.context import RewardContext
 from models.rewards.overlong import overlong
 from models.rewards.parsing import parse_ok
 from models.rewards.verdict import PREFIX, verdict, verdict_component
 
-Component = Callable[[Episode, RewardContext], float]
+Component = Callable[[Episode, RewardConfig], float]
 
 COMPONENTS: Mapping[str, Component] = {"verdict": verdict, "overlong": overlong, "parse_ok": parse_ok}
 

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 
 from data_contracts.config import RewardConfig
 from data_contracts.errors import ContractError
-from data_contracts.records import Budgets, Episode, Score
-from models.rewards.context import RewardContext
+from data_contracts.records import Episode, Score
 from models.rewards.registry import check_weights, component
 from models.rewards.verdict import PREFIX
 
 
-def score_group(config: RewardConfig, episodes: Sequence[Episode], *, budgets: Budgets | None = None) -> tuple[Score, ...]:
+def score_group(config: RewardConfig, episodes: Sequence[Episode]) -> tuple[Score, ...]:
     """Score one group's episodes, in their order; infra failures are left out.
 
     `components` of each score holds every weighted component, "verdict", and each part the verdict names. Raises ConfigError
@@ -28,14 +27,13 @@ def score_group(config: RewardConfig, episodes: Sequence[Episode], *, budgets: B
     groups = sorted({episode.group_id for episode in episodes})
     if len(groups) > 1:
         raise ContractError(f"one group expected, found {', '.join(groups)}", field="group_id", remedy="Score group by group")
-    context = RewardContext(config=config, budgets=budgets)
-    return tuple(_score(episode, context) for episode in episodes if episode.outcome != "infra_failure")
+    return tuple(_score(episode, config) for episode in episodes if episode.outcome != "infra_failure")
 
 
-def _score(episode: Episode, context: RewardContext) -> Score:
+def _score(episode: Episode, config: RewardConfig) -> Score:
     parts = episode.verdict.components if episode.verdict is not None else {}
-    names = dict.fromkeys(["verdict", *(PREFIX + part for part in sorted(parts)), *context.config.weights])
-    values = {name: float(component(name)(episode, context)) for name in names}
+    names = dict.fromkeys(["verdict", *(PREFIX + part for part in sorted(parts)), *config.weights])
+    values = {name: float(component(name)(episode, config)) for name in names}
     for name, value in values.items():
         if not math.isfinite(value):
             raise ContractError(
@@ -43,12 +41,12 @@ def _score(episode: Episode, context: RewardContext) -> Score:
                 field=f"components.{name}",
                 remedy="Quarantine the group; the verifier must return finite numbers",
             )
-    total = math.fsum(weight * values[name] for name, weight in context.config.weights.items())
+    total = math.fsum(weight * values[name] for name, weight in config.weights.items())
     return Score(
         episode_id=episode.id,
         group_id=episode.group_id,
         problem_id=episode.problem_id,
         domain=episode.domain,
-        reward=min(max(total, context.config.low), context.config.high),
+        reward=min(max(total, config.low), config.high),
         components=values,
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from data_contracts.config import RewardConfig
 from data_contracts.errors import ContractError
 from data_contracts.records import Episode, Verdict
-from models.rewards.context import RewardContext
 
 PREFIX = "verdict."
 
@@ -27,16 +27,16 @@ def _counting_verdict(episode: Episode) -> Verdict | None:
     return episode.verdict
 
 
-def verdict(episode: Episode, context: RewardContext) -> float:
+def verdict(episode: Episode, config: RewardConfig) -> float:
     """The verifier's score in [0, 1]; 0 for a policy failure."""
     found = _counting_verdict(episode)
     return 0.0 if found is None else found.score
 
 
-def verdict_component(name: str) -> Callable[[Episode, RewardContext], float]:
+def verdict_component(name: str) -> Callable[[Episode, RewardConfig], float]:
     """A component that reads `verdict.components[name]`; 0 for a policy failure and where the verdict has no such part."""
 
-    def read(episode: Episode, context: RewardContext) -> float:
+    def read(episode: Episode, config: RewardConfig) -> float:
         found = _counting_verdict(episode)
         return 0.0 if found is None else found.components.get(name, 0.0)
 

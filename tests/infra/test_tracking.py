@@ -150,7 +150,7 @@ def log_one_iteration(tracker: MlflowTracker, iteration: int, *, reward: float) 
     tracker.log_iteration(
         iteration,
         metrics={"reward/mean": reward, "loss": 0.1, "odd name (%)": 1.0},
-        per_domain={"calculator": {"reward_mean": reward, "groups": 4.0}},
+        per_domain={"calculator": {"mean_reward": reward, "groups": 4.0}},
         datasets={"episodes": f"campaigns/c/iterations/{iteration:06d}/episodes.json@{'b' * 64}"},
         artifacts={"report.md": b"# hello"},
     )
