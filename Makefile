@@ -29,7 +29,7 @@ check: ## style, types, import rule, module names, links in the docs
 	$(BIN)/python -m infra.checks.doc_links
 
 lock: ## write infra/locks/cpu.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
-	@bash infra/bootstrap.sh packages
+	@[ -x $(BIN)/python ] || bash infra/bootstrap.sh packages
 	$(BIN)/python -m infra.relock $(ARGS)
 
 clean: ## remove the environment and every tool's cache; state in .bessemer and the shared cache stay

@@ -199,7 +199,7 @@ async def _close(environment: Environment) -> None:
 
 async def _sample_turn(job: GroupJob, episode_id: str, index: int, room: int, runtime: Runtime, trace: _Trace) -> Turn:
     if isinstance(runtime.sampler, ConversationAware):
-        runtime.sampler.observe(episode_id, job.problem, trace.conversation)
+        runtime.sampler.observe(episode_id, job.problem, trace.conversation, version=job.max_version)
     request = SampleRequest(
         request_id=f"{job.attempt_id}/{episode_id}/{index}",
         session=episode_id,

@@ -53,7 +53,7 @@ class WorkerSpec(Record, frozen=True, kw_only=True):
 class ConversationAware(Protocol):
     """A sampler that writes from the conversation instead of the ids (scripted policies)."""
 
-    def observe(self, session: str, problem: Problem, conversation: Sequence[Message]) -> None: ...
+    def observe(self, session: str, problem: Problem, conversation: Sequence[Message], *, version: int) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

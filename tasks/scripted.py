@@ -1,7 +1,7 @@
 """A sampler that writes a domain's scripted policy: oracle, no-op, or an exploit, as token ids through the real codec.
 
 It lets the whole rollout path (codec, budgets, environments, grading, shards) be proven without a model. Its log-probabilities
-are 0.0 and its version is the one it is told; such episodes are never trained on.
+are 0.0 and its version is the newest that the batch admits; such episodes teach nothing.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from environments.registry import domain_of
 class ScriptedSampler:
     """Implements Sampler and `tasks.runtime.ConversationAware`."""
 
-    def __init__(self, codec: Codec, *, policy: str, version: int = 0) -> None:
-        self._codec, self._policy, self._version = codec, policy, version
-        self._pending: dict[str, Message] = {}
+    def __init__(self, codec: Codec, *, policy: str) -> None:
+        self._codec, self._policy = codec, policy
+        self._pending: dict[str, tuple[Message, int]] = {}
         self._policies: dict[str, Policy] = {}
 
-    def observe(self, session: str, problem: Problem, conversation: Sequence[Message]) -> None:
+    def observe(self, session: str, problem: Problem, conversation: Sequence[Message], *, version: int) -> None:
         policy = self._policies.get(session)
         if policy is None:
             policy = self._policies[session] = _policy(problem, self._policy)
-        self._pending[session] = policy(conversation)
+        self._pending[session] = policy(conversation), version
 
     async def sample(self, request: SampleRequest, *, deadline_seconds: float) -> SampleResult:
         del deadline_seconds
-        ids = self._codec.encode_assistant(self._pending.pop(request.session))
+        message, version = self._pending.pop(request.session)
+        ids = self._codec.encode_assistant(message)
         cut = tuple(ids[: request.max_tokens])
         return SampleResult(
             token_ids=cut,
             logprobs=(0.0,) * len(cut),
-            spans=(VersionSpan(start=0, stop=len(cut), version=self._version),) if cut else (),
+            spans=(VersionSpan(start=0, stop=len(cut), version=version),) if cut else (),
             finish_reason="stop" if len(cut) == len(ids) else "length",
             engine="scripted",
         )

@@ -132,8 +132,8 @@ class Unreachable:
     def __init__(self, inner, times: int) -> None:
         self.inner, self.left = inner, times
 
-    def observe(self, *arguments) -> None:
-        self.inner.observe(*arguments)
+    def observe(self, *arguments, **keywords) -> None:
+        self.inner.observe(*arguments, **keywords)
 
     async def sample(self, request: SampleRequest, *, deadline_seconds: float) -> SampleResult:
         if self.left > 0:
