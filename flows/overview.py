@@ -14,7 +14,7 @@ from data_contracts.config import CampaignConfig, RewardConfig, StackConfig
 from data_contracts.errors import ConfigError
 from data_contracts.ledger import CampaignState
 from data_contracts.protocols import Store
-from data_contracts.records import Record
+from data_contracts.records import Paired, Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -103,6 +103,20 @@ def campaign_table() -> RenderableType:
         done = f"{len(state.trained)}/{state.iterations}"
         table.add_row(name, done, serving, Text(held), f"{reward} (version {last})" if reward else "-")
     return table
+
+
+def heldout_gains(store: Store, campaign: str) -> tuple[int, int, tuple[Paired, ...]] | None:
+    """(first version, last version, paired differences by domain) of what was evaluated; None before the second evaluation."""
+    from tasks.campaign import campaign_config
+    from tasks.evaluate import read_report
+    from tasks.statistics import paired
+
+    state = campaign_state(store, campaign)
+    first, last = min(state.evaluated, default=0), max(state.evaluated, default=0)
+    if first == last:
+        return None
+    before, after = (read_report(store, state.evaluated[version].report) for version in (first, last))
+    return first, last, paired(before, after, resamples=campaign_config(state).evaluate.bootstrap)
 
 
 def domain_table(names: list[str]) -> RenderableType:

@@ -13,10 +13,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from data_contracts.config import Profile
 from data_contracts.errors import BessemerError
 from data_contracts.ledger import CampaignState
 from data_contracts.ledger_events import Entry, Evaluated, Published, Trained
 from data_contracts.profiles import load_profile
+from flows.overview import heldout_gains, store_url
+from infra.store import open_store
 from infra.supervisor import ProcessState
 
 if TYPE_CHECKING:
@@ -35,8 +38,6 @@ class View:
     wanted: int = 0
     tokens: int = 0
     links: dict[str, str] = field(default_factory=dict)
-    first: dict[str, float] = field(default_factory=dict)
-    last: dict[str, float] = field(default_factory=dict)
 
     def line(self, text: str) -> None:
         self.console.print(f"{time.monotonic() - self.started:7.1f} s  {text}", soft_wrap=True, markup=False)
@@ -56,8 +57,6 @@ class View:
         name = type(event).__name__.lower()
         self.stage, self.done, self.wanted = f"after {name}", 0, 0
         if isinstance(event, Evaluated):
-            self.last = dict(event.means)
-            self.first = self.first or dict(event.means)
             means = ", ".join(f"{domain} {mean:.3f}" for domain, mean in sorted(event.means.items()))
             self.line(f"held-out reward of version {event.version}: {means}")
         elif isinstance(event, Trained):
@@ -101,7 +100,7 @@ def run_here(profile_name: str, campaign: str, *, iterations: int | None, overri
         raise error
     if not final.is_completed():
         final.result()  # raises what went wrong, with its traceback
-    _summary(view, console)
+    _summary(view, profile, console)
 
 
 def _advance(
@@ -130,13 +129,20 @@ class _Plain:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _summary(view: View, console: Console) -> None:
-    if view.last:
-        table = Table(box=None, pad_edge=False, title="held-out mean reward in this run", title_justify="left")
-        for column in ("domain", "first", "last"):
+def _summary(view: View, profile: Profile, console: Console) -> None:
+    """Held-out reward of the base model and of the newest evaluated version, paired by problem; then where to look."""
+    store = open_store(store_url(profile.stack.store))
+    gains = heldout_gains(store, view.campaign)
+    if gains:
+        before, after, rows = gains
+        title = f"held-out mean reward, version {before} -> version {after} (95 % bootstrap interval of the difference)"
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        for column in ("domain", "problems", "before", "after", "difference", "interval"):
             table.add_column(column, justify="left" if column == "domain" else "right")
-        for domain, mean in sorted(view.last.items()):
-            table.add_row(domain, f"{view.first.get(domain, mean):.3f}", f"{mean:.3f}")
+        for row in rows:
+            interval = f"[{row.low:+.3f}, {row.high:+.3f}]"
+            figures = (f"{row.before:.3f}", f"{row.after:.3f}", f"{row.difference:+.3f}", Text(interval))
+            table.add_row(row.domain, str(row.problems), *figures)
         console.print(table)
     for name, url in sorted(view.links.items()):
         console.print(f"{name}: {url}", soft_wrap=True, markup=False)

@@ -47,6 +47,8 @@ class MlflowWriter:
 
     def perform(self, operation: Operation) -> None:
         """Carry out one operation; raises what MLflow raises."""
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # the terminal shows our lines
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         import mlflow
 
         client = self._client()
