@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 
 from data_contracts.config import EngineConfig, PublishConfig
+from data_contracts.errors import InfraError
 from data_contracts.records import CheckpointRef, SampleRequest
 from models import base_model
 from models.serving.reference import ReferenceScorer
@@ -77,6 +78,8 @@ async def sampling(address: str) -> dict[str, float]:
             given = request(index, tokens)
             body = sampler._body(given, max_tokens=tokens)
             answer = await raw.post(f"{address}/inference/v1/generate", json=body)
+            if answer.status_code != httpx.codes.OK:
+                raise InfraError("engine_unreachable", f"answered {answer.status_code}: {answer.text[:500]}")
             return len(answer.json()["choices"][0]["token_ids"])
 
         async def ours(index: int, tokens: int) -> int:
@@ -150,6 +153,9 @@ def main(name: str) -> int:
                 lambda: scorer.logprobs(v1, sequences)
             )
             figures |= asyncio.run(sampling(address))
+        except InfraError:
+            print(log.read_text(errors="replace")[-4000:], file=sys.stderr)
+            raise
         finally:
             _end_group(process)
         print(
