@@ -10,12 +10,14 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,13 @@ import httpx
 from data_contracts.config import EngineConfig, PublishConfig
 from data_contracts.errors import InfraError
 from data_contracts.records import CheckpointRef, SampleRequest
+from infra.processes import free_port
 from models import base_model
 from models.serving.reference import ReferenceScorer
 from models.serving.vllm_command import vllm_command, wait_ready
 from models.serving.vllm_control import ReplicaControl
 from models.serving.vllm_engine import VllmEngine
 from models.serving.vllm_sampler import VllmSampler
-from tests.plugins.vllm import _end_group, free_port
 
 CAMPAIGN = "benchmark"
 
@@ -38,6 +40,16 @@ CAMPAIGN = "benchmark"
 class Folders:
     def local_path(self, key: str) -> str:
         return key
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """The engine's children live in its process group; it gets a moment to stop by itself."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=15)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=10)
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -157,7 +169,7 @@ def main(name: str) -> int:
             print(log.read_text(errors="replace")[-4000:], file=sys.stderr)
             raise
         finally:
-            _end_group(process)
+            end_group(process)
         print(
             json.dumps(
                 {key: round(value, 6) if isinstance(value, float) else value for key, value in figures.items()}, indent=2
