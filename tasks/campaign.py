@@ -293,7 +293,7 @@ class _Driver:
         with self._wake:
             while True:
                 if self.log.lost.is_set() and self._failure is None:
-                    self._failure, self._failed = StaleWriter(f"campaign '{self.log.campaign}' was taken over"), iteration
+                    self._failure, self._failed = self._taken_over(), iteration
                 if self._failure is not None or iteration_finished(self.log.known, iteration, until=self.until):
                     return []
                 steps = self._startable(iteration)
@@ -350,5 +350,9 @@ class _Driver:
     def _fail(self, error: BaseException, iteration: int | None) -> None:
         with self._wake:
             if self._failure is None:
-                self._failure, self._failed = error, iteration
+                asked = isinstance(error, Stopped) and self.log.lost.is_set()  # a stage that obeyed: name why it had to
+                self._failure, self._failed = self._taken_over() if asked else error, iteration
             self._wake.notify_all()
+
+    def _taken_over(self) -> StaleWriter:
+        return StaleWriter(f"campaign '{self.log.campaign}' was taken over")

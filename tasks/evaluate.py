@@ -7,6 +7,7 @@ attempt was lost to infrastructure are left out of the means and show in the epi
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import msgspec
 
@@ -31,6 +32,7 @@ def evaluate(
     worker: WorkerSpec,
     pool: GroupPool,
     store: Store,
+    stopping: Callable[[], bool] = lambda: False,
     on_progress: OnProgress = lambda finished, wanted, tokens: None,
 ) -> EvalRef:
     """Attempt every held-out problem `config.evaluate.samples` times. Raises as `rollout` does."""
@@ -57,6 +59,7 @@ def evaluate(
         store=store,
         prefix=prefix,
         keep_equal=True,
+        stopping=stopping,
         on_progress=on_progress,
     )
     report = summarise(config, episodes, campaign=campaign, version=version, store=store)

@@ -29,11 +29,14 @@ from data_contracts.records import (
 )
 from data_contracts.tables import put_manifest, read_problem_set
 from tasks.batch_plan import BatchPlan
+from tasks.campaign import Stopped
 from tasks.episode import GroupJob
 from tasks.group import find_shard, run_group
 from tasks.group_pool import GroupPool
 from tasks.runtime import WorkerSpec
 
+ENGINE_CAUSES = ("engine_", "sampling_deadline")
+"""Causes after which the engine has to prove its version again before a group is sent round."""
 OnProgress = Callable[[int, int, int], None]
 """Called with (finished groups, groups wanted, sampled tokens)."""
 
@@ -47,8 +50,10 @@ class Serving:
     parent: CheckpointRef | None
     oldest: int
 
-    def ensure(self, campaign: str) -> None:
-        self.engine.ensure_serving(self.checkpoint, campaign=campaign, parent=self.parent)
+    def ensure(self, campaign: str) -> frozenset[str]:
+        """The replicas that proved the version. The others are down or taken out (paused): nobody may ask them for tokens."""
+        result = self.engine.ensure_serving(self.checkpoint, campaign=campaign, parent=self.parent)
+        return frozenset(proof.replica for proof in result.proofs if proof.accepted)
 
 
 def rollout(
@@ -64,11 +69,13 @@ def rollout(
     store: Store,
     prefix: str,
     keep_equal: bool | None = None,
+    stopping: Callable[[], bool] = lambda: False,
     on_progress: OnProgress = lambda finished, wanted, tokens: None,
 ) -> EpisodesRef:
     """Run `groups` usable groups from `problems` and seal them under the store key `prefix`.
 
-    Raises TooManyInfraFailures when more groups than allowed were lost, PublishRefused when no replica can serve the version.
+    Raises TooManyInfraFailures when more groups than allowed were lost or none is left, PublishRefused when no replica can
+    serve the version, Stopped soon after `stopping` turned true (finished groups stay for the next run).
     """
     todo = read_problem_set(store, problems)
     plan = BatchPlan(
@@ -93,8 +100,22 @@ def rollout(
     ]
     _take_over(plan, jobs, store)
     if not plan.sealable():
-        serving.ensure(campaign)
-        _drive(config, plan, jobs, campaign=campaign, serving=serving, worker=worker, pool=pool, on_progress=on_progress)
+        _drive(
+            config,
+            plan,
+            jobs,
+            campaign=campaign,
+            serving=serving,
+            worker=worker,
+            pool=pool,
+            stopping=stopping,
+            on_progress=on_progress,
+        )
+    if groups and not plan.batch():
+        reasons = "; ".join(sorted({f"{shard.disposition} {shard.reason}".strip() for shard in plan.finished.values()}))
+        raise TooManyInfraFailures(
+            f"no group of campaign '{campaign}' is left to seal under {prefix} ({reasons}); repair it, then `bessemer resume`"
+        )
     manifest = BatchManifest(
         campaign=campaign,
         iteration=iteration,
@@ -121,13 +142,18 @@ def _drive(
     serving: Serving,
     worker: WorkerSpec,
     pool: GroupPool,
+    stopping: Callable[[], bool],
     on_progress: OnProgress,
 ) -> None:
     stage_end = time.monotonic() + config.stage_seconds
+    proven = worker.asking(serving.ensure(campaign))
     while not plan.sealable():
+        if stopping():
+            pool.cancel()
+            raise Stopped(f"rollout of campaign '{campaign}' was asked to stop with {len(plan.finished)} groups graded")
         for order in plan.next_orders():
             plan.submitted(order)
-            pool.submit(order, run_group, _fresh(jobs[order]), worker, deadline_seconds=config.group_seconds)
+            pool.submit(order, run_group, _fresh(jobs[order]), proven, deadline_seconds=config.group_seconds)
         remaining = stage_end - time.monotonic()
         if remaining <= 0:
             pool.cancel()
@@ -135,31 +161,24 @@ def _drive(
                 f"rollout of campaign '{campaign}' passed its stage deadline of {config.stage_seconds:g} s with "
                 f"{len(plan.finished)} of {plan.groups} groups graded; raise rollout.stage_seconds or look at the engine"
             )
-        for order, shard in pool.finished(timeout_seconds=min(remaining, 5.0)):
-            _settle(config, plan, jobs, order, shard, campaign=campaign, serving=serving)
+        over = pool.finished(timeout_seconds=min(remaining, 5.0))
+        again = [shard for order, shard in over if _settle(config, plan, jobs, order, shard, campaign=campaign)]
+        if any(shard.reason.startswith(ENGINE_CAUSES) for shard in again):  # it may have restarted, hang, or be gone for good
+            proven = worker.asking(serving.ensure(campaign))
         tokens = sum(shard.sampled_tokens for shard in plan.finished.values())
         on_progress(len(plan.finished), plan.groups, tokens)
     pool.cancel()
 
 
 def _settle(
-    config: RolloutConfig,
-    plan: BatchPlan,
-    jobs: list[GroupJob],
-    order: int,
-    shard: GroupShard,
-    *,
-    campaign: str,
-    serving: Serving,
-) -> None:
-    """Record a finished group, or send it round again after an infrastructure failure."""
+    config: RolloutConfig, plan: BatchPlan, jobs: list[GroupJob], order: int, shard: GroupShard, *, campaign: str
+) -> bool:
+    """Record a finished group, or (True) send it round again after an infrastructure failure."""
     job = jobs[order]
     if shard.disposition == "infra_failure" and job.attempt < config.infra_retries:
         jobs[order] = msgspec.structs.replace(job, attempt=job.attempt + 1)
         plan.in_flight.discard(order)
-        if shard.reason.startswith("engine_"):
-            serving.ensure(campaign)
-        return
+        return True
     plan.record(shard)
     allowed = max(1, int(config.max_infra_share * plan.groups))
     if plan.dropped() > allowed:
@@ -167,6 +186,7 @@ def _settle(
             f"{plan.dropped()} of {plan.groups} groups of campaign '{campaign}' were lost to infrastructure, {allowed} may be; "
             f"last cause: {shard.reason}. Nothing was scored as a failure of the policy; repair it, then `bessemer resume`"
         )
+    return False
 
 
 def _fresh(job: GroupJob) -> GroupJob:

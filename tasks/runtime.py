@@ -7,10 +7,10 @@ shares them. Nothing here blocks the event loop: tokenizers and backends are ope
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -48,6 +48,11 @@ class WorkerSpec(Record, frozen=True, kw_only=True):
     """RewardConfig as JSON."""
     max_model_len: int
 
+    def asking(self, replicas: Collection[str]) -> WorkerSpec:
+        """This spec with a sampler that asks only those of its addresses that are among `replicas`."""
+        left = tuple(address for address in self.sampler.addresses if address.rstrip("/") in replicas)
+        return msgspec.structs.replace(self, sampler=msgspec.structs.replace(self.sampler, addresses=left))
+
 
 @runtime_checkable
 class ConversationAware(Protocol):
@@ -68,57 +73,75 @@ class Runtime:
     reward: RewardConfig
 
 
-_runtimes: dict[tuple[asyncio.AbstractEventLoop, bytes], asyncio.Future[Runtime]] = {}
+_opened: dict[tuple[asyncio.AbstractEventLoop, str, bytes], asyncio.Task[Any]] = {}
 
 
 async def runtime_for(spec: WorkerSpec) -> Runtime:
-    """The process's runtime of `spec`, opened by the first caller; a failed opening is not remembered."""
-    loop = asyncio.get_running_loop()
-    key = (loop, msgspec.json.encode(spec))
-    future = _runtimes.get(key)
-    if future is not None:
-        return await asyncio.shield(future)
-    future = loop.create_future()
-    _runtimes[key] = future
-    try:
-        runtime = await _open(spec)
-    except BaseException as error:
-        del _runtimes[key]
-        future.set_exception(error if isinstance(error, Exception) else RuntimeError(f"opening was stopped: {error!r}"))
-        future.exception()
-        raise
-    future.set_result(runtime)
+    """The process's runtime of `spec`, opened once for all callers; a failed opening is not remembered.
+
+    Specs that differ in their replicas only (or belong to other campaigns) share codec and boxes.
+    """
+    runtime: Runtime = await _once("runtime", msgspec.json.encode(spec), lambda: _open(spec))
     return runtime
 
 
 async def close_runtimes() -> None:
-    """Close the runtimes that this event loop opened; those of other loops are in use elsewhere."""
+    """Close what this event loop opened; the runtimes of other loops are in use elsewhere."""
     loop = asyncio.get_running_loop()
-    for key in [key for key, future in _runtimes.items() if future.get_loop() is loop]:
-        future = _runtimes.pop(key)
-        if future.done() and future.exception() is None:
-            runtime = future.result()
-            await runtime.sampler.close()
-            await runtime.backend.close()
+    for place in [place for place in _opened if place[0] is loop]:
+        task = _opened.pop(place)
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled() and task.exception() is None:
+            if place[1] == "runtime":
+                await task.result().sampler.close()
+            elif place[1] == "backend":
+                await task.result().close()
+
+
+async def _once(kind: str, key: bytes, opening: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """What `opening` gives, shared by all callers with the same key; a caller that is cancelled takes nobody else along."""
+    loop = asyncio.get_running_loop()
+    place = (loop, kind, key)
+    task = _opened.get(place)
+    if task is None:
+        task = _opened[place] = loop.create_task(opening())
+        task.add_done_callback(lambda done: _forget_failed(place, done))
+    return await asyncio.shield(task)
+
+
+def _forget_failed(place: tuple[asyncio.AbstractEventLoop, str, bytes], task: asyncio.Task[Any]) -> None:
+    if task.cancelled() or task.exception() is not None:
+        _opened.pop(place, None)
 
 
 async def _open(spec: WorkerSpec) -> Runtime:
-    from environments.sandbox import open_backend
     from infra.store import open_store
-    from models.codec import open_codec
 
-    store = open_store(spec.store_url)
-    codec = await asyncio.to_thread(open_codec, Path(spec.model_folder))
-    backend = await asyncio.to_thread(open_backend, SandboxConfig.model_validate_json(spec.sandbox))
-    await backend.check()
+    codec = await _once("codec", spec.model_folder.encode(), lambda: _open_codec(spec.model_folder))
+    backend = await _once("backend", spec.sandbox.encode(), lambda: _open_backend(spec.sandbox))
     return Runtime(
         spec=spec,
-        store=store,
+        store=open_store(spec.store_url),
         codec=codec,
         sampler=_open_sampler(spec, codec=codec),
         backend=backend,
         reward=RewardConfig.model_validate_json(spec.reward),
     )
+
+
+async def _open_codec(model_folder: str) -> Codec:
+    from models.codec import open_codec
+
+    return await asyncio.to_thread(open_codec, Path(model_folder))
+
+
+async def _open_backend(sandbox: str) -> SandboxBackend:
+    from environments.sandbox import open_backend
+
+    backend = await asyncio.to_thread(open_backend, SandboxConfig.model_validate_json(sandbox))
+    await backend.check()
+    return backend
 
 
 def _open_sampler(spec: WorkerSpec, *, codec: Codec) -> Sampler:

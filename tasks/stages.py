@@ -100,6 +100,7 @@ class LoopStages:
                 pool=pool,
                 store=self.store,
                 prefix=self._prefix(iteration),
+                stopping=context.stopping,
                 on_progress=lambda finished, wanted, tokens: self.on_progress("rollout", finished, wanted, tokens),
             )
         manifest = read_manifest(self.store, episodes)
@@ -146,6 +147,7 @@ class LoopStages:
                 worker=self.worker,
                 pool=pool,
                 store=self.store,
+                stopping=context.stopping,
                 on_progress=lambda finished, wanted, tokens: self.on_progress("evaluate", finished, wanted, tokens),
             )
         report: EvalReport = read_report(self.store, ref)

@@ -27,6 +27,8 @@ from data_contracts.records import FinishReason, SampleRequest, SampleResult, Ve
 from models.serving.versions import PROVING, cache_salt_of, label_of, version_of
 
 _FLOOR = -9999.0
+_NOT_FINISHED = ("abort", "error")
+"""The engine stopped (it shuts down, or somebody aborted its requests), not the policy: half a turn must not be graded."""
 _RETRY_SECONDS = 0.25
 _MOST_CONNECTIONS = 2048
 
@@ -154,6 +156,10 @@ class VllmSampler:
 
     def _result(self, address: str, choice: _Choice, request: SampleRequest) -> SampleResult:
         ids = choice.token_ids
+        if choice.finish_reason in _NOT_FINISHED:
+            raise InfraError(
+                "engine_unreachable", f"{address} gave {request.request_id} up ({choice.finish_reason}) after {len(ids)} tokens"
+            )
         entries = (choice.logprobs.content if choice.logprobs else None) or []
         if len(entries) != len(ids):
             raise InfraError(
@@ -210,6 +216,4 @@ class VllmSampler:
 
 
 def _finish(reason: str | None) -> FinishReason:
-    if reason == "length":
-        return "length"
-    return "abort" if reason == "abort" else "stop"
+    return "length" if reason == "length" else "stop"

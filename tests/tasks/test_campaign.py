@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from data_contracts.errors import ConfigError, ContractError, LedgerError, TooManyInfraFailures
+from data_contracts.errors import ConfigError, ContractError, LedgerError, StaleWriter, TooManyInfraFailures
 from data_contracts.ledger import finished
 from data_contracts.ledger_events import Entry, Extended, LeaseReleased, Paused, Resumed, Scored
 from infra.ledger_log import LedgerLog
 from infra.store import MemoryStore
-from tasks.campaign import StepContext, advance, campaign_config, create_campaign, open_or_create
+from tasks.campaign import StepContext, Stopped, advance, campaign_config, create_campaign, open_or_create
 from tests.tasks.campaign_fakes import FakeStages, base, config
 
 LABEL: ContextVar[str] = ContextVar("LABEL", default="none")
@@ -248,3 +248,15 @@ def test_events_are_reported_one_at_a_time(tmp_path: Path) -> None:
 
     advance(log, FakeStages(store), on_event=on_event)
     assert seen == sorted(seen)
+
+
+def test_a_stage_that_obeys_after_the_lease_was_lost_ends_as_a_stale_writer() -> None:
+    log, store = fresh()
+
+    def obedient(context: StepContext) -> None:
+        log.lost.set()  # as the heartbeat does when another writer took over
+        assert context.stopping()
+        raise Stopped("the rollout was asked to stop")
+
+    with pytest.raises(StaleWriter, match="was taken over"):
+        advance(log, WatchedStages(store, {"rollout 1": obedient}))
