@@ -46,10 +46,11 @@ def iteration_report(
     published: PublishResult | None,
     *,
     store: Store,
-    started: float,
+    started: float | None,
     finished: float,
 ) -> IterationReport:
-    """Metrics of one iteration whose wall time was [started, finished], Unix seconds."""
+    """Metrics of one iteration whose wall time was [started, finished], Unix seconds; without a start (another advance made
+    the batch) nothing is said about times."""
     manifest = read_manifest(store, episodes)
     graded = [*manifest.shards, *manifest.discarded]
     telemetry = [row for shard in graded if shard.telemetry_uri for row in _telemetry(store, shard)]
@@ -59,7 +60,7 @@ def iteration_report(
         metrics={
             **{f"train/{name}": value for name, value in result.metrics.items()},
             **_counts(manifest),
-            **_times(intervals, started=started, finished=finished),
+            **(_times(intervals, started=started, finished=finished) if started is not None else {}),
             "rollout/sampled_tokens": float(sum(shard.sampled_tokens for shard in graded)),
         },
         per_domain=_per_domain(graded),

@@ -16,7 +16,7 @@ from typing import Any
 
 from data_contracts.config import CampaignConfig
 from data_contracts.ledger import CampaignState
-from data_contracts.ledger_events import Curated, Entry, Evaluated, Published, Sealed
+from data_contracts.ledger_events import Entry, Evaluated, Published, Sealed
 from data_contracts.protocols import Store, Tracker
 from data_contracts.records import EvalReport
 from tasks.evaluate import read_report
@@ -29,8 +29,9 @@ OnEvaluation = Callable[[EvalReport], None]
 
 @dataclass(kw_only=True)
 class CampaignWatch:
-    """One instance an advance. `started` maps an iteration to the Unix second at which its rollout could begin: its problems
-    curated, the version before it published and, when due, evaluated. Curating is hidden behind the training before it."""
+    """One instance an advance. `started` maps an iteration to the Unix second at which it could begin: the batch before it
+    sealed, its policy published and, where the rollout waits for that, evaluated. Curating and whatever else happens before
+    the first token count as overhead. An iteration whose batch an earlier advance sealed has no start."""
 
     config: CampaignConfig
     store: Store
@@ -39,19 +40,23 @@ class CampaignWatch:
     on_evaluation: OnEvaluation = lambda report: None
     started: dict[int, float] = field(default_factory=dict)
     reports: dict[int, IterationReport] = field(default_factory=dict)
-    _moment: float = field(default_factory=time.time)
+    clock: Callable[[], float] = time.time
+    _moment: float = 0.0
     _background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tracking"))
+
+    def __post_init__(self) -> None:
+        self._moment = self.clock()
 
     def on_event(self, entry: Entry, state: CampaignState) -> None:
         """`tasks.campaign.OnEvent`: called once an event, in order."""
-        event, now = entry.event, time.time()
+        event, now = entry.event, self.clock()
         if isinstance(event, Sealed):
             self.started[event.iteration] = self._moment
         if isinstance(event, Published) and event.version > 0:
             self._queue(self._report_iteration, event.version - 1, state, now)
         if isinstance(event, Evaluated):
             self._queue(self._report_evaluation, event, state)
-        if isinstance(event, Curated | Sealed | Published | Evaluated):
+        if isinstance(event, Sealed | Published) or (isinstance(event, Evaluated) and not state.max_staleness):
             self._moment = now
 
     def close(self) -> None:
@@ -75,7 +80,7 @@ class CampaignWatch:
             state.trained[iteration].result,
             state.published[iteration + 1].result,
             store=self.store,
-            started=self.started.get(iteration, finished),
+            started=self.started.get(iteration),
             finished=finished,
         )
         self.reports[iteration] = report
