@@ -40,6 +40,7 @@ InfraCause = Literal[
     "grading_deadline",
     "group_deadline",
     "verifier_error",
+    "environment_error",  # a bug of the environment: never a reward of 0, and never the end of a campaign
 ]
 IntervalKind = Literal["sampling", "environment", "grading", "train_step", "publish"]
 Disposition = Literal["kept", "zero_variance", "infra_failure", "quarantined", "surplus"]

@@ -11,6 +11,7 @@ Not here: parallel execution of the calls of one message (they run in order, bec
 
 from __future__ import annotations
 
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +27,9 @@ from environments.base import Action, Collected, Environment, EnvironmentContext
 
 MAX_ARGUMENT_CHARS = 64 * 1024
 MAX_LOGGED_CHARS = 2_000
+MAX_DEPTH = 64
+"""Nesting of arguments: a bound of ours, because the interpreter's own depends on who calls and ends in an exception."""
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"?|[][{}]', re.DOTALL)
 
 
 class ToolError(Exception):
@@ -44,6 +48,8 @@ def check_arguments(spec: ToolSpec, arguments: str) -> dict[str, Any]:
     """The arguments of one call, or ToolError saying which one is wrong and what was expected."""
     if len(arguments) > MAX_ARGUMENT_CHARS:
         raise ToolError(f"arguments have {len(arguments)} characters, at most {MAX_ARGUMENT_CHARS} are read")
+    if _depth(arguments) > MAX_DEPTH:
+        raise ToolError(f"arguments are nested more than {MAX_DEPTH} levels deep")
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -55,6 +61,15 @@ def check_arguments(spec: ToolSpec, arguments: str) -> dict[str, Any]:
     return dict(value)
 
 
+def _depth(text: str) -> int:
+    """How deep brackets outside strings nest, whether or not the text is JSON. Linear in its length."""
+    depth = deepest = 0
+    for found in _STRUCTURE.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
 class ToolEnvironment(Environment):
     """A world that is acted on through tools; subclasses name the tools and add resources."""
 
@@ -63,6 +78,7 @@ class ToolEnvironment(Environment):
         self._answer: str | None = None
         self._calls: list[dict[str, Any]] = []
         self._tool_seconds = 0.0
+        self._queued_seconds = 0.0
 
     @abstractmethod
     def tools(self) -> Sequence[Tool]:
@@ -76,6 +92,10 @@ class ToolEnvironment(Environment):
         budgets = self.problem.budgets
         return max(0.0, min(budgets.tool_call_seconds, budgets.tool_seconds_total - self._tool_seconds))
 
+    def queued(self, seconds: float) -> None:
+        """A tool reports seconds in which it waited for the host: they are not the policy's (rule 3)."""
+        self._queued_seconds += max(0.0, seconds)
+
     async def step(self, action: Action) -> Step:
         if not action.message.tool_calls and action.parse_error is None:
             self._answer = action.message.content
@@ -86,13 +106,13 @@ class ToolEnvironment(Environment):
                 return Step(messages=tuple(replies), done=True, stop_reason="tool_budget")
             if self._tool_seconds >= self.problem.budgets.tool_seconds_total:
                 return Step(messages=tuple(replies), done=True, stop_reason="time_budget")
-            started = time.monotonic()
+            started, queued = time.monotonic(), self._queued_seconds
             try:
                 replies.append(await self._reply(call))
             except SandboxLost:
                 return Step(messages=tuple(replies), done=True, stop_reason="box_killed")
             finally:
-                self._tool_seconds += time.monotonic() - started
+                self._tool_seconds += time.monotonic() - started - (self._queued_seconds - queued)
         if action.parse_error is not None:
             replies.append(_message({"status": "error", "message": f"tool call not understood: {action.parse_error}"}))
         return Step(messages=tuple(replies))

@@ -134,7 +134,8 @@ async def _attempt(job: GroupJob, member: int, runtime: Runtime, trace: _Trace) 
             if stop in POLICY_STOPS:
                 return _result(job, member, trace, stop, "policy_failure")
             with trace.measured("environment"):
-                collected = await _within(environment.collect(), STEP_SLACK_SECONDS, "sandbox_backend", "collecting the files")
+                work = _guarded(environment.collect(), problem)
+                collected = await _within(work, STEP_SLACK_SECONDS, "sandbox_backend", "collecting the files")
             collected = msgspec.structs.replace(collected, transcript=tuple(trace.conversation))
             verdict = await _grade(job, problem, collected, runtime, trace)
         except SandboxLost:
@@ -152,15 +153,18 @@ async def _act(job: GroupJob, episode_id: str, environment: Environment, runtime
     trace.append_context(codec.encode_prompt(trace.prompt, problem.tools))
     trace.prompt_length = len(trace.token_ids_T)
     allowed = min(budgets.max_episode_tokens, job.max_episode_tokens or budgets.max_episode_tokens)
+    limit = min(allowed, runtime.spec.max_model_len - 1)
     for index in range(budgets.max_turns):
         if trace.turns:
             last = trace.turns[-1]
             sampled = trace.token_ids_T[last.token_start : last.token_stop]
-            trace.append_context(codec.encode_observations(sampled, last.observations))
+            context = codec.encode_observations(sampled, last.observations)
+            if len(trace.token_ids_T) + len(context) >= limit:  # what nothing is sampled after, the trainer need not see
+                return "token_budget"
+            trace.append_context(context)
         room = min(
             budgets.max_tokens_per_turn,
-            allowed - len(trace.token_ids_T),
-            runtime.spec.max_model_len - len(trace.token_ids_T) - 1,
+            limit - len(trace.token_ids_T),
         )
         if room <= 0:
             return "token_budget"
@@ -173,7 +177,8 @@ async def _act(job: GroupJob, episode_id: str, environment: Environment, runtime
         allowance = budgets.tool_call_seconds * max(1, len(calls)) + STEP_SLACK_SECONDS
         with trace.measured("environment"):
             action = Action(message=turn.message, parse_error=turn.parse_error)
-            step = await _within(environment.step(action), allowance, "sandbox_backend", "a tool call and its box")
+            work = _guarded(environment.step(action), problem)
+            step = await _within(work, allowance, "sandbox_backend", "a tool call and its box")
         trace.turns[-1] = msgspec.structs.replace(turn, observations=step.messages)
         trace.conversation.extend(step.messages)
         if step.done:
@@ -244,6 +249,16 @@ async def _grade(job: GroupJob, problem: Problem, collected: Collected, runtime:
             raise
         except Exception as error:  # a verifier's own bug must never become a reward of 0
             raise InfraError("verifier_error", f"{problem.verifier.kind} on {problem.id}: {error!r}") from error
+
+
+async def _guarded(work: Awaitable[T], problem: Problem) -> T:
+    """An environment's own bug becomes an infrastructure failure: a policy that finds one must not end the campaign."""
+    try:
+        return await work
+    except (InfraError, SandboxLost):
+        raise
+    except Exception as error:
+        raise InfraError("environment_error", f"{problem.environment.kind} on {problem.id}: {error!r}") from error
 
 
 async def _within(work: Awaitable[T], seconds: float, cause: InfraCause, what: str) -> T:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from data_contracts.errors import ConfigError, InputError
-from data_contracts.protocols import ExecRequest, Sandbox
+from data_contracts.protocols import ExecRequest, ExecResult, Sandbox
 from data_contracts.records import (
     Budgets,
     EnvironmentSpec,
@@ -121,17 +122,23 @@ class CodeRepairEnvironment(ToolEnvironment):
         return f"{path} written, {len(data)} bytes"
 
     async def _text(self, path: str) -> bytes:
-        ran = await self.box.exec(
-            ExecRequest(argv=("head", "-c", str(MAX_FILE_BYTES), "--", path), deadline_seconds=max(0.1, self.seconds_left()))
-        )
+        ran = await self._exec("head", "-c", str(MAX_FILE_BYTES), "--", path)
         if ran.exit_code != 0:
             raise ToolError(f"cannot read {path}: {ran.stderr[:200].decode(errors='replace').strip() or 'timed out'}")
         return ran.stdout
 
-    async def _shown(self, *argv: str) -> str:
-        ran = await self.box.exec(
-            ExecRequest(argv=argv, deadline_seconds=max(0.1, self.seconds_left()), env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    async def _exec(self, *argv: str) -> ExecResult:
+        """One command within what is left of the time; the wait for its turn is not the policy's."""
+        request = ExecRequest(
+            argv=argv, deadline_seconds=max(0.1, self.seconds_left()), env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         )
+        began = time.monotonic()
+        ran = await self.box.exec(request)
+        self.queued(time.monotonic() - began - ran.wall_seconds)
+        return ran
+
+    async def _shown(self, *argv: str) -> str:
+        ran = await self._exec(*argv)
         if ran.timed_out:
             raise ToolError("stopped: it ran too long")
         if ran.oom_killed:
@@ -203,9 +210,12 @@ class CodeRepair(Domain):
 
 
 def reproducible(report: str) -> str:
-    """What a policy reads of a report: no timings or addresses (equal tokens give equal observations), no rulers, bounded."""
+    """What a policy reads of a report: no timings or addresses (equal tokens give equal observations), no rulers, bounded.
+
+    Every pattern is linear in the report, which the policy's code may have written: this runs on the worker's event loop.
+    """
     text = re.sub(r"\b0x[0-9a-f]{6,}", "0x0", re.sub(r" in [0-9.]+s\b( \([0-9:]+\))?", "", report))
-    text = re.sub(r"([=_!])\1{3,}", r"\1\1", re.sub(r"[ \t]+\[ *[0-9]+%\]", "", text)).strip()
+    text = re.sub(r"([=_!])\1{3,}", r"\1\1", re.sub(r"(?<![ \t])[ \t]+\[ *[0-9]+%\]", "", text)).strip()
     head = MAX_SHOWN_CHARS // 4
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:head]}\n...\n{text[head - MAX_SHOWN_CHARS :]}"
 

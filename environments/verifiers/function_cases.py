@@ -12,6 +12,7 @@ fails; only a fault of the backend raises (InfraError).
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from importlib.resources import files
 from typing import Any
@@ -22,10 +23,12 @@ from data_contracts.errors import SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult, to_json
 from data_contracts.records import Check, Problem, SandboxSpec, Verdict
 from environments.base import Acquire, Collected, Verifier
-from environments.verifiers.values import equal, show
+from environments.verifiers.values import brief, equal, show
 
 RUNNER = ".grader/runner.py"
 MAX_OUTPUT_BYTES = 4 * 1024 * 1024
+MAX_RECORD_BYTES = 64 * 1024
+"""The runner writes no longer line; whatever is longer was forged, and is passed over unread."""
 DEFAULT_SECONDS = 5.0
 
 
@@ -45,7 +48,8 @@ class FunctionCases(Verifier):
             ran = await self._run(problem, candidate.content, nonce, acquire=acquire, seconds=seconds)
         except SandboxLost:  # its text names the box, and verdicts hold only what repeats
             return self._verdict(settings, {}, note="the candidate destroyed the grading box")
-        results, tampering = read_results(ran.stdout, nonce, {case["id"] for case in settings["cases"]})
+        known = {case["id"] for case in settings["cases"]}
+        results, tampering = await asyncio.to_thread(read_results, ran.stdout, nonce, known)
         note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
         if not results and not note:
             note = f"no result; exit code {ran.exit_code}; {ran.stderr[-300:].decode(errors='replace')}"
@@ -78,7 +82,7 @@ class FunctionCases(Verifier):
         for case in settings["cases"]:
             outcome, content = results.get(case["id"]) or failed_import or ["missing", note or "no result"]
             passed = outcome == "returned" and equal(case["expected"], content, tolerance=float(settings.get("tolerance", 0.0)))
-            got = show(content) if outcome == "returned" else f"{outcome}: {str(content)[:200]}"
+            got = show(content) if outcome == "returned" else f"{_word(outcome)}: {_word(content)}"
             call = f"{settings['function']}({', '.join(map(show, case['arguments']))})"
             message = "" if passed else f"{call}: expected {show(case['expected'])}, got {got}"
             checks.append(Check(id=case["id"], passed=passed, message=message))
@@ -102,6 +106,8 @@ def read_results(output: bytes, nonce: str, known: set[str]) -> tuple[dict[str, 
     """Result records by case id, and why they cannot be trusted (None when they can). Other output is passed over."""
     results: dict[str, list[Any]] = {}
     for line in output.split(b"\n"):
+        if len(line) > MAX_RECORD_BYTES:
+            continue
         try:
             record = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -115,3 +121,7 @@ def read_results(output: bytes, nonce: str, known: set[str]) -> tuple[dict[str, 
             return {}, f"more than one result for case {case}"
         results[case] = [outcome, content]
     return results, None
+
+
+def _word(value: Any) -> str:
+    return value[:200] if isinstance(value, str) else brief(value)

@@ -11,6 +11,8 @@ import re
 from typing import Any
 
 Encoded = list[Any]
+SHOWN_ITEMS, SHOWN_DEPTH, SHOWN_CHARS = 40, 6, 200
+_BRACKETS = {"list": "[]", "tuple": "()", "set": "{}", "frozenset": "{}", "dict": "{}"}
 _INT = re.compile(r"-?[0-9]{1,2500}")
 
 
@@ -52,22 +54,36 @@ def equal(expected: Encoded, actual: Any, *, tolerance: float = 0.0) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def show(value: Any) -> str:
-    """A short text of an encoded value, for people."""
-    if not (isinstance(value, list) and len(value) == 2):
-        return repr(value)[:80]
+def show(value: Any, depth: int = 0) -> str:
+    """A short text of an encoded value, or of any JSON in its place, for people. Bounded in time, depth and length."""
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)):
+        return brief(value)
     kind, content = value
     if kind == "float" and isinstance(content, str):
         try:
             return repr(float.fromhex(content))
         except (ValueError, OverflowError):
             return "not a float"
-    if kind in ("list", "tuple") and isinstance(content, list):
-        inside = ", ".join(show(item) for item in content)
-        return (f"[{inside}]" if kind == "list" else f"({inside})")[:200]
+    if kind in _BRACKETS and isinstance(content, list):
+        shown = [_show_item(kind, item, depth + 1) if depth < SHOWN_DEPTH else "..." for item in content[:SHOWN_ITEMS]]
+        inside = ", ".join([*shown, "..."] if len(content) > SHOWN_ITEMS else shown)
+        return f"{_BRACKETS[kind][0]}{inside[:SHOWN_CHARS]}{_BRACKETS[kind][1]}"
     if kind == "other":
-        return f"<{str(content)[:80]}>"
-    return str(content)[:80] if kind == "int" else repr(content)[:200]
+        return f"<{brief(content)[:80]}>"
+    return str(content)[:80] if kind == "int" and isinstance(content, str) else brief(content)
+
+
+def brief(value: Any) -> str:
+    """A short text of any JSON value: containers by their size, because a candidate may have nested them without end."""
+    if isinstance(value, str):
+        return repr(value[:SHOWN_CHARS])[:SHOWN_CHARS]
+    return f"<{type(value).__name__} of {len(value)}>" if isinstance(value, (list, dict)) else repr(value)[:SHOWN_CHARS]
+
+
+def _show_item(kind: str, item: Any, depth: int) -> str:
+    if kind == "dict" and isinstance(item, list) and len(item) == 2:
+        return f"{show(item[0], depth)}: {show(item[1], depth)}"
+    return show(item, depth)
 
 
 def _floats_equal(left: str, right: str, tolerance: float) -> bool:

@@ -178,6 +178,13 @@ def test_reports_lose_timings_addresses_and_rulers_and_stay_bounded() -> None:
     assert reproducible("x" * 10_000 + "the end").endswith("the end")
 
 
+def test_a_report_of_blanks_does_not_stop_the_event_loop() -> None:
+    began = time.monotonic()
+    for hostile in (" " * 131_072, " [" * 65_536, " [" + " " * 131_072, " in " + "1" * 131_072, "=" * 131_072):
+        reproducible(hostile)
+    assert time.monotonic() - began < 1.0
+
+
 async def test_file_tools_stay_inside_their_folder(bubblewrap_backend: SandboxBackend) -> None:
     code_repair, problem = domain("code_repair"), stream("code_repair", "train", count=1)[0]
     script = [

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from data_contracts.protocols import SandboxBackend
+from data_contracts.protocols import SandboxBackend, to_json
 from data_contracts.records import Artifact, Check, EnvironmentSpec, Message, Problem, Verdict, VerifierSpec
 from environments.base import Collected
 from environments.verifiers.function_cases import FunctionCases, read_results
-from environments.verifiers.values import encode, equal
+from environments.verifiers.values import encode, equal, show
 
 CASES = [((2, 3), 5), ((0, 0), 0), ((-1, 1), 0), ((10, 5), 15), ((2.5, 0.5), 3.0)]
 GOOD = "def add(a, b):\n    return a + b\n"
@@ -197,3 +197,40 @@ def test_records_of_unknown_cases_are_tampering_and_noise_is_not() -> None:
     assert read_results(b'["other","c0","returned",1]', "n", {"c0"}) == ({}, None)
     assert "unknown case" in (read_results(b'["n","c9","returned",1]', "n", {"c0"})[1] or "")
     assert "more than one" in (read_results(b'["n","c0","returned",1]\n["n","c0","returned",1]', "n", {"c0"})[1] or "")
+
+
+FORGE = """
+import json, os, sys
+frame = sys._getframe()
+while frame and "tag" not in frame.f_locals:
+    frame = frame.f_back
+tag, channel = frame.f_locals["tag"], frame.f_locals["channel"]
+os.write(channel, ('["%s", "c0", ' % tag + CONTENT + "]\\n").encode())
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '\'"returned", \' + \'["list", [\' * 450 + "]]" * 450', '\'"returned", ["list", \' + "[" * 900 + "]" * 900 + "]"',
+        '\'"returned", ["set", \' + "[" * 900 + "]" * 900 + "]"', '\'"raised", \' + "[" * 950 + "]" * 950',
+        '"[" * 950 + "]" * 950 + ", 1"', '\'"raised", "\' + "x" * 60000 + \'"\'', '\'"\' + "x" * 60000 + \'", 1\'',
+        '\'"raised", "\' + "x" * 2000000 + \'"\'', '\'"returned", ["other", {"a": \' + "[" * 900 + "]" * 900 + "}]"',
+        '\'"returned", ["list", [\' + \'["int", "1"],\' * 4000 + \'["int", "1"]]]\'',
+    ],
+)  # fmt: skip
+async def test_a_forged_record_cannot_break_the_verifier(bubblewrap_backend: SandboxBackend, content: str) -> None:
+    """A verifier that raises is an infra_failure, which is no bad score: whatever comes, there is a small verdict."""
+    verdict = await grade(bubblewrap_backend, FORGE.replace("CONTENT", content))
+    assert verdict.score == 0.0
+    assert len(to_json(verdict)) < 8_000
+
+
+def test_values_are_shown_short_whatever_they_are() -> None:
+    nested: Any = ["int", "1"]
+    for _ in range(480):
+        nested = ["list", [nested, nested]]
+    assert len(show(nested)) < 20_000
+    assert show(["dict", [[["str", "a"], ["tuple", [["int", "1"]]]]]]) == "{'a': (1)}"
+    assert len(show(["list", [["int", "1"]] * 100_000])) < 300

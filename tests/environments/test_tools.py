@@ -1,3 +1,4 @@
+import asyncio
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ from environments.base import Action, EnvironmentContext, Step
 from environments.domains.calculator import CALCULATOR, CalculatorEnvironment
 from environments.registry import domain
 from environments.scripted import calls, says
+from environments.tools import ToolError, check_arguments
 
 PROBLEM = next(domain("calculator").problems("train", seed=0))
 
@@ -37,7 +39,10 @@ async def test_a_good_call() -> None:
     ("arguments", "part"),
     [
         ('{"expression": ', "not valid JSON"), ("", "not valid JSON"), ("NaN", "not valid JSON"), ("[" * 100_000, "at most"),
-        ("[" * 5_000, "not valid JSON"), ("\ud800", "not valid JSON"), ("[]", "not of type 'object'"), ("null", "not of type"),
+        ("[" * 5_000, "levels deep"),
+        ('{"expression": ' + "[" * 972 + "]" * 972 + "}", "levels deep"),
+        ('"' + '\\"' * 30_000, "not valid JSON"), ("\ud800", "not valid JSON"),
+        ("[]", "not of type 'object'"), ("null", "not of type"),
         ("{}", "'expression' is a required property"), ('{"expression": 5}', "expression: 5 is not of type 'string'"),
         ('{"expression": "1", "x": 2}', "Additional properties"), ('{"expression": "1/0"}', "division by zero"),
         ('{"expression": "os.getpid()"}', "cannot read"),
@@ -98,3 +103,30 @@ async def test_a_lost_box_is_the_policys_doing(monkeypatch: pytest.MonkeyPatch) 
 def test_the_tool_is_in_the_openai_function_format() -> None:
     assert PROBLEM.tools == (CALCULATOR,)
     assert CALCULATOR.parameters["type"] == "object"
+
+
+def test_arguments_of_every_depth_are_answered_on_any_stack() -> None:
+    def on_a_deeper_stack(frames: int, text: str) -> None:
+        if frames:
+            on_a_deeper_stack(frames - 1, text)
+            return
+        with pytest.raises(ToolError):
+            check_arguments(CALCULATOR, text)
+
+    for depth in range(0, 1_000, 9):
+        for opening, closing in (("[", "]"), ('{"a":', "1}")):
+            on_a_deeper_stack(depth % 100, f'{{"expression": {opening * depth}{closing * depth}, "x": 1}}')
+
+
+async def test_the_wait_for_the_host_is_not_the_policys_time() -> None:
+    class Queueing(CalculatorEnvironment):
+        async def _calculate(self, arguments: dict[str, Any]) -> int | str:
+            await asyncio.sleep(0.3)
+            self.queued(0.3)
+            return await super()._calculate(arguments)
+
+    env = Queueing(environment(tool_seconds_total=0.2).problem, environment().context)
+    for _ in range(3):
+        step = await env.step(Action(message=calls("calculator", {"expression": "6 * 7"})))
+        assert not step.done
+    assert env.seconds_left() > 0

@@ -115,6 +115,34 @@ def test_a_spent_token_budget_is_the_policys_failure(tmp_path: Path, local_pool:
     assert episode.verdict is None
 
 
+@pytest.mark.parametrize("missing", ["all", "one"])
+def test_an_observation_cannot_carry_an_episode_over_its_token_budget(
+    missing: str, tmp_path: Path, local_pool: LocalPool, bubblewrap_backend
+):
+    """A policy that reads a large file must not make the trainer's sequences longer than agreed."""
+    store = LocalStore(tmp_path)
+    (problem,) = roomy(few("calculator", 1))
+    (whole, _) = read_episodes(store, run(store, local_pool, [problem], worker(store, "oracle")))
+    budget = whole.turns[0].token_stop if missing == "all" else whole.turns[1].token_start - 1
+    tight = msgspec.structs.replace(problem, budgets=msgspec.structs.replace(problem.budgets, max_episode_tokens=budget))
+    again = LocalStore(tmp_path / "tight")
+    (episode, _) = read_episodes(again, run(again, local_pool, [tight], worker(again, "oracle")))
+    assert (episode.outcome, episode.stop_reason) == ("policy_failure", "token_budget")
+    assert len(episode.token_ids_T) <= budget
+    assert episode.turns[0].observations
+
+
+def test_a_bug_of_an_environment_ends_neither_the_campaign_nor_in_a_reward(
+    tmp_path: Path, local_pool: LocalPool, bubblewrap_backend, monkeypatch: pytest.MonkeyPatch
+):
+    async def step(self: object, action: object) -> object:
+        raise ZeroDivisionError("a bug that a policy found")
+
+    monkeypatch.setattr("environments.tools.ToolEnvironment.step", step)
+    with pytest.raises(TooManyInfraFailures, match="environment_error"):
+        run(LocalStore(tmp_path), local_pool, few("calculator", 4), worker(LocalStore(tmp_path), "oracle"))
+
+
 def test_finished_groups_are_taken_over_by_the_next_run(tmp_path: Path, local_pool: LocalPool, bubblewrap_backend):
     store = LocalStore(tmp_path)
     problems = few("arithmetic", 3)
