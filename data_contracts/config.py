@@ -46,8 +46,9 @@ class CurateConfig(Section):
 class RolloutConfig(Section):
     group_size: int = Field(default=8, ge=1)
     """G: episodes per problem."""
-    temperature: float = Field(default=1.0, ge=0)
-    """Sampling temperature; top-p and top-k stay off in training, truncation would bias the importance ratio."""
+    temperature: float = Field(default=1.0, ge=0.01)
+    """Sampling temperature; top-p and top-k stay off in training, truncation would bias the importance ratio. At least 0.01:
+    greedy samples have no gradient, and vLLM raises smaller values to 0.01 while the trainer would not."""
     window: int = Field(default=0, ge=0)
     """Groups in flight; 0 means as many as the batch needs."""
     oversubscribe: int = Field(default=0, ge=0)

@@ -290,12 +290,12 @@ class FsspecStore:
         target = self._cache / cleaned
         manifest = f"{cleaned}/{MANIFEST}"
         if manifest in keys and (target / MANIFEST).is_file() and (target / MANIFEST).read_bytes() == self.get(manifest):
+            for late in (name for name in keys if not (self._cache / name).is_file()):  # as a trainer's state, saved at stop
+                self._fetch(late, self._cache / late)
             return str(target)
         fetched = self._cache / _TEMPORARY / f"{os.getpid()}-{uuid.uuid4().hex}"
         for name in keys:
-            path = fetched / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.get(name))
+            self._fetch(name, fetched / name)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             shutil.rmtree(target, ignore_errors=True)
@@ -313,6 +313,12 @@ class FsspecStore:
         for path in sorted(files, key=lambda path: (path == source / MANIFEST, path)):
             self._fs.put_file(str(path), self._path(f"{cleaned}/{path.relative_to(source)}"))
         shutil.rmtree(source)
+
+    def _fetch(self, key: str, path: Path) -> None:
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(self.get(key))
+        os.replace(partial, path)
 
     def _path(self, key: str) -> str:
         return f"{self._base}/{check_key(key)}"

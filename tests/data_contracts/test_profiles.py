@@ -83,6 +83,7 @@ def test_a_file_in_another_encoding(tmp_path: Path) -> None:
         ("train", "'train' is not an override. Write dotted.path=value"),
         ("domains.7.weight=1", "'7' is not one of the 3 entries. Entries count from 0"),
         ("seed.x=1", "'campaign.seed' is a value, not a section"),
+        ("rollout.temperature=0", r"field 'campaign\.rollout\.temperature'"),
         ("seed=[", "the value of 'seed=\\[' is not YAML"),
     ],
 )

@@ -187,6 +187,17 @@ def test_an_unchanged_manifest_is_fetched_once(tmp_path: Path) -> None:
     assert Path(store.local_path("ck"), "w").read_bytes() == b"two"
 
 
+def test_what_was_written_beside_a_manifest_later_is_fetched_too(tmp_path: Path) -> None:
+    """A trainer that stops saves its optimizer beside a checkpoint that others on the machine have fetched already."""
+    store = FsspecStore(f"memory://{uuid.uuid4().hex}", cache=tmp_path / "cache")
+    store.put("ck/w", b"one")
+    store.put("ck/manifest.json", b"1")
+    store.local_path("ck")
+    store.put("ck/optimizer.pt", b"state")
+    assert Path(store.local_path("ck"), "optimizer.pt").read_bytes() == b"state"
+    assert sorted(path.name for path in Path(store.local_path("ck")).iterdir()) == ["manifest.json", "optimizer.pt", "w"]
+
+
 def test_a_folder_without_manifest_is_replaced(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     store.publish_folder(folder(tmp_path, index="one", old="x"), "docs")
