@@ -53,7 +53,7 @@ class RolloutConfig(Section):
     """Groups in flight; 0 means as many as the batch needs."""
     oversubscribe: int = Field(default=0, ge=0)
     """Extra groups in flight beyond the batch: 0 seals the first usable groups in curated order (reproducible)."""
-    max_episode_tokens: int | None = None
+    max_episode_tokens: int | None = Field(default=None, ge=1)
     """Cap over each problem's own budget."""
     drop_zero_variance: bool = True
     """Refill groups whose rewards are all equal, within the refill budget."""

@@ -61,12 +61,14 @@ def curate(
     store: Store,
     key: str,
     count_tokens: CountTokens | None = None,
+    context_tokens: int | None = None,
     unused: Collection[str] = (),
 ) -> Curation:
     """Draw `groups + surplus` problems and store them under `key`.
 
     `success`: problem id -> recent mean reward. `unused`: ids handed out before and not attempted
     (`BatchManifest.unused_problem_ids`); they come first. `count_tokens`: tokens of a problem's first prompt, tools included.
+    `context_tokens`: the engine's longest sequence, which caps every episode's budget (None: not known).
     Raises InputError for a bad source file, ConfigError when fewer than `groups` problems are left, ContractError when more
     than 2 % of the drawn problems break their contract.
     """
@@ -74,7 +76,7 @@ def curate(
     skipped: Counter[str] = Counter()
     sources = _sources(config)
     banned = {_prompt(problem) for problem in _all_heldout(config, sources)}
-    accept = _Filter(config, banned=banned, count_tokens=count_tokens, skipped=skipped)
+    accept = _Filter(config, banned=banned, count_tokens=count_tokens, skipped=skipped, context_tokens=context_tokens)
     state: dict[str, int] = {}
     rates = {name: _rate(config, reward) for name, reward in success.items()}
     drawn: dict[str, list[Problem]] = {}
@@ -155,8 +157,10 @@ class _Filter:
         banned: Collection[str],
         count_tokens: CountTokens | None,
         skipped: Counter[str],
+        context_tokens: int | None = None,
     ) -> None:
         self.config, self.banned, self.count_tokens, self.skipped = config, banned, count_tokens, skipped
+        self.caps = [cap for cap in (config.rollout.max_episode_tokens, context_tokens) if cap is not None]
         self.ids: set[str] = set()
         self.prompts: set[str] = set()
 
@@ -179,8 +183,7 @@ class _Filter:
         tokens = self.count_tokens(problem)
         if tokens > self.config.curate.max_prompt_tokens:
             return self._count("prompt_too_long")
-        cap = self.config.rollout.max_episode_tokens
-        room = min(problem.budgets.max_episode_tokens, cap or problem.budgets.max_episode_tokens)
+        room = min([problem.budgets.max_episode_tokens, *self.caps])
         return self._count("no_room_for_a_turn" if tokens + problem.budgets.max_tokens_per_turn > room else None)
 
     def _count(self, reason: str | None) -> bool:

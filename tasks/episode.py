@@ -22,6 +22,7 @@ import msgspec
 
 from data_contracts.errors import InfraError, SandboxLost, VersionMismatch
 from data_contracts.records import (
+    Budgets,
     Episode,
     EpisodeTelemetry,
     Failure,
@@ -73,6 +74,13 @@ class GroupJob(Record, frozen=True, kw_only=True):
     keep_equal: bool
     shard_uri: str
     """Store key of the shard without its ending."""
+
+    def budgets(self) -> Budgets:
+        """What an episode may spend: the problem's budgets under the run's cap. Stored with it, since shaping depends on it."""
+        budgets, cap = self.problem.budgets, self.max_episode_tokens
+        if cap is None or cap >= budgets.max_episode_tokens:
+            return budgets
+        return msgspec.structs.replace(budgets, max_episode_tokens=cap)
 
 
 @dataclass(kw_only=True)
@@ -147,13 +155,12 @@ async def _attempt(job: GroupJob, member: int, runtime: Runtime, trace: _Trace) 
 
 async def _act(job: GroupJob, episode_id: str, environment: Environment, runtime: Runtime, trace: _Trace) -> StopReason:
     """The turns of one episode: sample, parse, step; returns why it stopped."""
-    problem, budgets, codec = job.problem, job.problem.budgets, runtime.codec
+    problem, budgets, codec = job.problem, job.budgets(), runtime.codec
     trace.prompt = await _reset(environment, trace)
     trace.conversation.extend(trace.prompt)
     trace.append_context(codec.encode_prompt(trace.prompt, problem.tools))
     trace.prompt_length = len(trace.token_ids_T)
-    allowed = min(budgets.max_episode_tokens, job.max_episode_tokens or budgets.max_episode_tokens)
-    limit = min(allowed, runtime.spec.max_model_len - 1)
+    limit = min(budgets.max_episode_tokens, runtime.spec.max_model_len - 1)
     for index in range(budgets.max_turns):
         if trace.turns:
             last = trace.turns[-1]
@@ -313,7 +320,7 @@ def _result(
         failure=failure,
         verdict=verdict,
         artifacts=collected.artifacts if collected else (),
-        budgets=problem.budgets,
+        budgets=job.budgets(),
         final_state=collected.state if collected else {},
     )
     times = [moment for interval in trace.intervals for moment in (interval.start, interval.stop)] or [time.time()]

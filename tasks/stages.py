@@ -23,6 +23,7 @@ from data_contracts.ledger_events import Curated, Evaluated, Published, Scored, 
 from data_contracts.protocols import Codec, Engine, Store, Trainer
 from data_contracts.records import BatchManifest, EpisodesRef, EvalReport, GroupShard, Problem
 from data_contracts.tables import read_episodes, read_manifest, read_problem_set, read_scores, read_shard
+from models.rewards import check_weights
 from tasks.campaign import StepContext
 from tasks.curate import curate
 from tasks.evaluate import evaluate, read_report
@@ -60,6 +61,7 @@ class LoopStages:
     _background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="contracts"))
 
     def __post_init__(self) -> None:
+        check_weights(self.config.reward)  # not only when the first group is scored
         self._background.submit(gate.warm)
 
     # ------------------------------------------------------------------------------------------------------------ stages
@@ -75,6 +77,7 @@ class LoopStages:
             store=self.store,
             key=f"{self._prefix(iteration)}/problems.jsonl",
             count_tokens=self._count_tokens,
+            context_tokens=self.worker.max_model_len,
             unused=self._unused(state),
         )
         problems = read_problem_set(self.store, curation.problems)

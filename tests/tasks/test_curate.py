@@ -142,6 +142,8 @@ def test_prompts_beyond_the_budget_are_left_out_and_counted() -> None:
     tight = conf.model_copy(update={"rollout": conf.rollout.model_copy(update={"max_episode_tokens": 10})})
     with pytest.raises(ConfigError, match=r"only \d+ problems are left for 8 groups .*no_room_for_a_turn"):
         draw(tight, count_tokens=length)
+    with pytest.raises(ConfigError, match="no_room_for_a_turn"):
+        draw(conf, count_tokens=length, context_tokens=10)
 
 
 def test_bad_sources_and_unknown_domains_stop_before_anything_else(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from data_contracts.tables import put_problems, read_episodes, read_manifest
 from environments.registry import domain
 from infra.store import LocalStore
 from models.base_model import resolve
+from models.rewards.overlong import overlong
 from models.serving.fake_engine import FakeEngine
 from tasks import runtime
 from tasks.group_pool import DaskPool, LocalPool
@@ -113,6 +114,17 @@ def test_a_spent_token_budget_is_the_policys_failure(tmp_path: Path, local_pool:
     (episode, _) = read_episodes(store, run(store, local_pool, [tight], worker(store, "oracle")))
     assert (episode.outcome, episode.stop_reason) == ("policy_failure", "token_budget")
     assert episode.verdict is None
+
+
+def test_the_runs_cap_is_the_budget_that_is_stored_and_shaped_by(tmp_path: Path, local_pool: LocalPool, bubblewrap_backend):
+    store = LocalStore(tmp_path)
+    config = QUICK.model_copy(update={"max_episode_tokens": 200})
+    (episode, _) = read_episodes(
+        store, run(store, local_pool, roomy(few("arithmetic", 1)), worker(store, "oracle"), config=config)
+    )
+    assert episode.budgets.max_episode_tokens == 200
+    written, room = sum(episode.loss_mask_T), 200 - episode.prompt_length
+    assert overlong(episode, RewardConfig(overlong_buffer=room)) == pytest.approx(-written / room)
 
 
 @pytest.mark.parametrize("missing", ["all", "one"])
