@@ -17,6 +17,7 @@ from pathlib import Path
 
 from data_contracts import gate, quarantine
 from data_contracts.config import CampaignConfig
+from data_contracts.errors import ContractError
 from data_contracts.gate import BatchReport
 from data_contracts.ledger import CampaignState
 from data_contracts.ledger_events import Curated, Evaluated, Published, Scored, Sealed, Trained
@@ -107,7 +108,7 @@ class LoopStages:
                 on_progress=lambda finished, wanted, tokens: self.on_progress("rollout", finished, wanted, tokens),
             )
         manifest = read_manifest(self.store, episodes)
-        self._keep_quarantined(manifest, iteration)
+        self._keep_quarantined(episodes, iteration)
         return Sealed(iteration=iteration, episodes=episodes, counts=_counts(manifest))
 
     def score(self, context: StepContext, iteration: int) -> Scored:
@@ -154,6 +155,7 @@ class LoopStages:
                 on_progress=lambda finished, wanted, tokens: self.on_progress("evaluate", finished, wanted, tokens),
             )
         report: EvalReport = read_report(self.store, ref)
+        self._keep_quarantined(report.episodes, version, made_of_it=(ref.uri,))
         return Evaluated(version=version, report=ref, means={d.domain: d.mean_reward for d in report.domains})
 
     def close(self) -> None:
@@ -223,18 +225,29 @@ class LoopStages:
             versions=versions,
         )
 
-    def _keep_quarantined(self, manifest: BatchManifest, iteration: int) -> None:
+    def _keep_quarantined(self, episodes: EpisodesRef, number: int, *, made_of_it: tuple[str, ...] = ()) -> None:
+        """Keep broken groups apart, with their page. When they stop the stage (ContractError), what the copies were made of and
+        `made_of_it` go, so that these groups run again on resume instead of stopping it for ever."""
+        manifest = read_manifest(self.store, episodes)
         broken = [shard for shard in manifest.discarded if shard.disposition == "quarantined"]
         if not broken:
             return
-        episodes = [e for shard in broken for e in read_shard(self.store, shard.uri, sha256=shard.sha256)]
-        violations = gate.check_group(episodes)
+        found = [e for shard in broken for e in read_shard(self.store, shard.uri, sha256=shard.sha256)]
+        violations = gate.check_group(found)
         everyone = [shard.group_id for shard in (*manifest.shards, *manifest.discarded)]
-        found = quarantine.decide(violations, groups=everyone, max_share=1.0)
-        quarantine.keep(self.store, found, episodes, campaign=self.campaign, iteration=iteration)
-        report = gate.check_batch(self.docs_folder, run_name=f"iteration {iteration:06d} quarantine", episodes=episodes)
-        self.data_docs = report.page
-        quarantine.decide(violations, groups=everyone, file=self._prefix(iteration))
+        kept = quarantine.decide(violations, groups=everyone, max_share=1.0)
+        quarantine.keep(self.store, kept, found, campaign=self.campaign, iteration=number)
+        folder = episodes.uri.rpartition("/")[0]
+        name = " ".join(folder.split("/")[2:])  # "iterations 000003" or "evaluations v000003"
+        self.data_docs = gate.check_batch(self.docs_folder, run_name=f"{name} quarantine", episodes=found).page
+        try:
+            quarantine.decide(violations, groups=everyone, file=folder)
+        except ContractError:
+            bases = [shard.uri.removesuffix(".parquet") for shard in broken]
+            shards = [base + end for base in bases for end in (".json", ".telemetry.json", ".parquet")]
+            for key in (*made_of_it, episodes.uri, *shards):
+                self.store.delete(key)
+            raise
 
 
 def _group_ids(store: Store, episodes: EpisodesRef) -> list[str]:
