@@ -97,7 +97,8 @@ class Stages(Protocol):
 RunIteration = Callable[[int, Callable[[], None]], None]
 """Called with an iteration and its body, once an iteration and advance; calls the body once (in a Prefect subflow, say)."""
 OnEvent = Callable[[Entry, CampaignState], None]
-"""Called after every event that this advance wrote, one at a time, in order, with the state after it."""
+"""Called after every event that this advance wrote, one at a time, in order, with the state after it. What it raises is logged
+and changes nothing."""
 
 
 def call_body(iteration: int, body: Callable[[], None]) -> None:
@@ -343,7 +344,12 @@ class _Driver:
     def _append(self, event: AnyEvent) -> None:
         with self._appending:
             entry = self.log.append(event)
-            self.on_event(entry, self.log.known)
+            try:
+                self.on_event(entry, self.log.known)
+            except Exception:  # noqa: BLE001  (whoever watches, a closed terminal say, never stops training: rule 10)
+                _LOG.exception(
+                    "a watcher of campaign '%s' failed at event %d; the campaign goes on", self.log.campaign, entry.seq
+                )
         with self._wake:
             self._wake.notify_all()
 

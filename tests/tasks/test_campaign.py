@@ -239,14 +239,18 @@ def test_events_are_reported_one_at_a_time(tmp_path: Path) -> None:
     log, store = fresh(d=2, iterations=5)
     busy = threading.Lock()
     seen: list[int] = []
+    overlaps: list[int] = []
 
     def on_event(entry: Entry, state: Any) -> None:
-        assert busy.acquire(blocking=False), "two reports at once"
+        if not busy.acquire(blocking=False):
+            overlaps.append(entry.seq)
+            return
         seen.append(entry.seq)
         time.sleep(0.001)
         busy.release()
 
     advance(log, FakeStages(store), on_event=on_event)
+    assert not overlaps, "two reports at once"
     assert seen == sorted(seen)
 
 
@@ -260,3 +264,13 @@ def test_a_stage_that_obeys_after_the_lease_was_lost_ends_as_a_stale_writer() ->
 
     with pytest.raises(StaleWriter, match="was taken over"):
         advance(log, WatchedStages(store, {"rollout 1": obedient}))
+
+
+def test_a_watcher_that_fails_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    log, store = fresh()
+
+    def on_event(entry: Entry, state: Any) -> None:
+        raise BrokenPipeError("the terminal was closed")
+
+    assert finished(advance(log, FakeStages(store), on_event=on_event), until=3)
+    assert "the terminal was closed" in caplog.text
