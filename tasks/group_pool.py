@@ -21,6 +21,7 @@ from tasks.runtime import WorkerSpec, close_runtimes
 
 RunGroup = Callable[[GroupJob, WorkerSpec], Coroutine[Any, Any, GroupShard]]
 GRACE_SECONDS = 180.0
+FETCH_SECONDS = 10.0
 
 
 class GroupPool(Protocol):
@@ -96,9 +97,9 @@ class DaskPool:
         self._wake.clear()
         over = []
         for order, (future, job, deadline) in list(self._flights.items()):
-            if future.status == "finished":
-                over.append((order, future.result()))
-            elif future.done():
+            if future.status == "finished" and (shard := _fetched(future)) is not None:
+                over.append((order, shard))
+            elif future.status != "finished" and future.done():
                 over.append((order, _lost(job, future)))
             elif time.monotonic() > deadline:
                 future.cancel(force=True)
@@ -117,13 +118,22 @@ class DaskPool:
         self._client.close()
 
 
+def _fetched(future: Any) -> GroupShard | None:
+    """The result of a finished task; None when the worker that holds it does not hand it out now (it just died, say)."""
+    try:
+        shard: GroupShard = future.result(timeout=FETCH_SECONDS)
+    except TimeoutError:
+        return None
+    return shard
+
+
 def _lost(job: GroupJob, future: Any) -> GroupShard:
     """A Dask task that ended without a result: a lost node is an infra_failure, anything else is raised as it is."""
     from distributed import CancelledError, KilledWorker
 
     if future.status in ("cancelled", "lost"):
         return infra_shard(job, "node_lost", f"Dask reports the group as {future.status}")
-    error = future.exception()
+    error = future.exception(timeout=FETCH_SECONDS)
     if isinstance(error, KilledWorker | CancelledError):
         return infra_shard(job, "node_lost", f"its workers died: {error}")
     raise error

@@ -88,17 +88,23 @@ class VllmEngine:
         self.addresses = [address.rstrip("/") for address in addresses]
         self._store, self._trainer, self._config, self._dtype, self._clock = store, trainer, config, dtype, clock
         self._proven: dict[str, tuple[str, str, ReplicaProof]] = {}
+        self._updating = threading.Lock()
 
     def ensure_serving(self, checkpoint: CheckpointRef, *, campaign: str, parent: CheckpointRef | None) -> PublishResult:
         """Make every healthy replica serve `checkpoint` and prove it; replicas that already do are left alone.
 
         `parent` is the previous version, for the second half of the proof (None for version 0). Raises PublishRefused, naming
-        every replica and its reason, when none could prove it.
+        every replica and its reason, when none could prove it. One update at a time: a rollout and an evaluation that both
+        miss a replica would reload it under each other's probes.
         """
         if not self.addresses:
             raise PublishRefused(
                 "there is no engine replica to publish to; start one with `bessemer up` or set engine.addresses"
             )
+        with self._updating:
+            return self._ensure(checkpoint, campaign=campaign, parent=parent)
+
+    def _ensure(self, checkpoint: CheckpointRef, *, campaign: str, parent: CheckpointRef | None) -> PublishResult:
         start, patience = self._clock(), _Patience(self._config.seconds)
         label = label_of(campaign, checkpoint.version)
         folder = self._store.local_path(checkpoint.uri)

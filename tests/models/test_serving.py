@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import math
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.config import EngineConfig
+from data_contracts.config import EngineConfig, PublishConfig
 from data_contracts.errors import InfraError, InputError, PublishRefused
 from data_contracts.records import (
     CheckpointRef,
     Episode,
     Message,
+    ReplicaProof,
     SampleRequest,
     SampleResult,
     Turn,
     VersionSpan,
 )
+from infra.store import LocalStore
 from models.serving.fake_engine import FakeEngine
-from models.serving.proof import MEAN_TOLERANCE, judge
+from models.serving.proof import MEAN_TOLERANCE, judge, refused
+from models.serving.reference import ReferenceScorer
 from models.serving.replay import RecordingSampler, ReplaySampler
 from models.serving.versions import cache_salt_of, label_of, version_of
 from models.serving.vllm_command import vllm_command, wait_ready
+from models.serving.vllm_engine import VllmEngine
 from models.serving.vllm_sampler import VllmSampler
 from tests.plugins.vllm import free_port
 
@@ -164,6 +170,27 @@ def test_the_fake_engine_serves_and_refuses_as_told() -> None:
     accepting = FakeEngine()
     result = accepting.ensure_serving(CHECKPOINT, campaign="c", parent=None)
     assert (result.version, result.proofs[0].accepted, accepting.serving) == (1, True, CHECKPOINT)
+
+
+def test_two_stages_never_update_replicas_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With staleness a rollout and an evaluation run beside each other, and both may find that the engine restarted."""
+    running, most = [], []
+
+    def load(self: VllmEngine, address: str, *_: object, **__: object) -> ReplicaProof:
+        running.append(address)
+        most.append(len(running))
+        time.sleep(0.05)
+        running.pop()
+        return refused(address, 1, "as told")
+
+    monkeypatch.setattr(VllmEngine, "_load", load)
+    store = LocalStore(tmp_path)
+    store.put("c/v1/config.json", b'{"vocab_size": 8}')
+    engine = VllmEngine(["http://a"], store=store, trainer=ReferenceScorer(store), config=PublishConfig())
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(engine.ensure_serving, CHECKPOINT, campaign="c", parent=None) for _ in range(2)]
+    assert [type(future.exception()) for future in both] == [PublishRefused] * 2
+    assert most == [1, 1]
 
 
 class Counting:
