@@ -148,7 +148,7 @@ def replay_plan(
     """Where to start and which jobs to repeat, oldest first, to hold `parent` with its exact optimizer state.
 
     `has_state(ref)` tells whether a checkpoint carries a full state. A checkpoint that no job made (a base) starts with a fresh
-    optimizer. Raises TrainerError when an ancestor that is needed is gone.
+    optimizer. Raises TrainerError when an ancestor that is needed, or the record of the job that made one, is gone.
     """
     chain: list[TrainJob] = []
     ref = parent
@@ -157,4 +157,10 @@ def replay_plan(
         ref = chain[-1].parent
     if not store.exists(f"{ref.uri}/{MANIFEST}"):
         raise TrainerError(f"to resume from {parent.uri}, {ref.uri} is needed (the last full state), but it is gone")
+    key = msgspec.json.decode(store.get(f"{ref.uri}/{MANIFEST}"), type=Manifest).key
+    if key is not None and not has_state(ref):
+        raise TrainerError(
+            f"to resume from {parent.uri}, the record of job {key} is needed, which made {ref.uri}: without it the optimizer "
+            "would start afresh in silence; restore the campaign's objects below training/"
+        )
     return ref, chain[::-1]

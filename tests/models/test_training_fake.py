@@ -139,6 +139,9 @@ def test_a_replay_starts_at_the_last_full_state(store: Store) -> None:
     assert transactions.replay_plan(store, refs[4], known, lambda ref: False) == (refs[0], jobs)
     assert transactions.replay_plan(store, refs[4], known, lambda ref: ref == refs[2]) == (refs[2], jobs[2:])
     assert transactions.replay_plan(store, refs[2], known, lambda ref: ref == refs[2]) == (refs[2], [])
+    store.delete(f"campaigns/c/training/{jobs[1].key}.json")
+    with pytest.raises(TrainerError, match=f"record of job {jobs[1].key} is needed"):
+        transactions.replay_plan(store, refs[4], transactions.lineage(store, "c"), lambda ref: False)
     store.delete(refs[2].uri)
     with pytest.raises(TrainerError, match="v000002 is needed"):
         transactions.replay_plan(store, refs[4], known, lambda ref: ref == refs[2])
