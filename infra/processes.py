@@ -3,7 +3,7 @@
 Contract: a process started here carries the environment variable `BESSEMER_SUPERVISED=<owner>/<name>`, which all of its
 descendants inherit. `stop` ends the process group (TERM, then KILL), then sweeps every process that still carries the mark,
 so a child that left the group (a spawned worker, a server's engine core) does not outlive its parent. Linux only: marks are
-read from /proc. Gap: a descendant that clears its environment and leaves the group is not found.
+read from /proc. Gap: a descendant that clears its environment is found only while the process that leads its session lives.
 """
 
 from __future__ import annotations
@@ -171,17 +171,30 @@ def sweep(mark: str, *, seconds: float = 2.0) -> int:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Live processes that carry `mark`, or `mark/<anything>`, in their environment."""
-    found = []
+    """Live processes that carry `mark`, or `mark/<anything>`, and all that live in the session of one that we started.
+
+    The session counts because some programs write their title over their environment (vLLM's engine core and workers do).
+    """
+    found, unmarked, ours = [], [], set()
     for process in psutil.process_iter():
         try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
             value = process.environ().get(MARK, "")
-            dead = process.status() == psutil.STATUS_ZOMBIE
         except (psutil.Error, OSError):
             continue
-        if not dead and process.pid != os.getpid() and (value == mark or value.startswith(f"{mark}/")):
+        if value == mark or value.startswith(f"{mark}/"):
             found.append(process)
-    return found
+            ours |= {process.pid} & {_session(process.pid)}
+        else:
+            unmarked.append(process)
+    return found + [process for process in unmarked if _session(process.pid) in ours]
+
+
+def _session(pid: int) -> int | None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        return os.getsid(pid)
+    return None
 
 
 def identity(pid: int) -> float | None:

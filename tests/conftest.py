@@ -1,3 +1,4 @@
 """Session fixtures live one kind per file in tests/plugins/; real services are started once per session and shared."""
 
-pytest_plugins = [f"tests.plugins.{name}" for name in ("vllm", "trainer", "sandbox", "prefect", "mlflow", "stack")]
+kinds = ("leash", "stack", "vllm", "trainer", "sandbox", "prefect", "mlflow")
+pytest_plugins = [f"tests.plugins.{kind}" for kind in kinds]

@@ -31,6 +31,18 @@ def test_stop_ends_children_that_left_the_group_and_ignore_term(tmp_path: Path) 
     assert processes.marked(str(tmp_path)) == []
 
 
+def test_a_child_that_lost_its_environment_is_found_in_its_leaders_session(tmp_path: Path) -> None:
+    child = f"print('up',flush=True); {SLEEP}"
+    spec = python(f"import subprocess,sys; subprocess.run([sys.executable,'-c',{child!r}], env={{}})")
+    process = processes.start(spec, log=tmp_path / "p.log", owner=str(tmp_path))
+    while "up" not in processes.tail(tmp_path / "p.log"):
+        time.sleep(0.02)
+    assert len(processes.marked(str(tmp_path))) == 2
+    processes.sweep(str(tmp_path))
+    assert processes.marked(str(tmp_path)) == []
+    process.wait()
+
+
 def test_a_server_is_healthy_when_it_answers_and_its_port_is_free_after_stop(tmp_path: Path) -> None:
     port = processes.free_port()
     url = f"http://127.0.0.1:{port}"

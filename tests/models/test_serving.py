@@ -24,6 +24,7 @@ from data_contracts.records import (
     Turn,
     VersionSpan,
 )
+from infra.processes import free_port
 from infra.store import LocalStore
 from models.serving.fake_engine import FakeEngine
 from models.serving.proof import MEAN_TOLERANCE, judge, refused
@@ -33,7 +34,6 @@ from models.serving.versions import cache_salt_of, label_of, version_of
 from models.serving.vllm_command import vllm_command, wait_ready
 from models.serving.vllm_engine import VllmEngine
 from models.serving.vllm_sampler import VllmSampler
-from tests.plugins.vllm import free_port
 
 # -------------------------------------------------------------------------------------------------------------- command line
 

@@ -18,11 +18,12 @@ import pytest
 from data_contracts.config import PublishConfig
 from data_contracts.errors import InfraError, PublishRefused, VersionMismatch
 from data_contracts.records import CheckpointRef, SampleRequest, SampleResult
+from infra.processes import free_port
 from models.codec import open_codec
 from models.serving.reference import ReferenceScorer
 from models.serving.vllm_engine import VllmEngine, accepted_addresses
 from models.serving.vllm_sampler import VllmSampler
-from tests.plugins.vllm import VllmServer, free_port
+from tests.plugins.vllm import VllmServer
 
 CAMPAIGN = "serving-tests"
 CONFIG = PublishConfig(seconds=60)

@@ -13,9 +13,9 @@ import pytest
 
 from data_contracts.errors import ContractError, StaleWriter, TrainerError
 from data_contracts.records import CheckpointRef, EpisodesRef, ScoresRef, TrainJob
+from infra.processes import free_port
 from models.training.client import HttpTrainer
 from models.training.http import HttpThread
-from tests.plugins.trainer import free_port
 
 REF = CheckpointRef(uri="u", sha256="s", version=0, size=0)
 JOB = TrainJob(

@@ -1,4 +1,4 @@
-"""Session fixtures: mlflow. One real MLflow server on SQLite and a free loopback port, shared by the session."""
+"""Session fixtures: mlflow. One real MLflow server, shared by the session; the stack's own when the stack runs anyway."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra import processes, stack
+from tests.plugins.stack import wanted_anyway
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,11 @@ class MlflowServer:
 
 
 @pytest.fixture(scope="session")
-def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+def mlflow_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    shared = wanted_anyway(request)
+    if shared is not None and shared.addresses.mlflow is not None:
+        yield MlflowServer(shared.home, shared.addresses.mlflow)
+        return
     home = tmp_path_factory.mktemp("mlflow-home")
     spec = stack.mlflow_spec(home, port=processes.free_port())
     log = home / "logs" / "mlflow.log"

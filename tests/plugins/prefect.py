@@ -1,4 +1,4 @@
-"""Session fixtures: prefect. One real Prefect server on a free port with its own state folder, shared by the session."""
+"""Session fixtures: prefect. One real Prefect server, shared by the session; the stack's own when the stack runs anyway."""
 
 import os
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra import prefect_server, processes
+from tests.plugins.stack import wanted_anyway
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,12 @@ class PrefectServer:
 
 
 @pytest.fixture(scope="session")
-def prefect_server_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+def prefect_server_process(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    shared = wanted_anyway(request)
+    if shared is not None:
+        api_url = shared.addresses.prefect_api
+        yield PrefectServer(shared.home, api_url, prefect_server.client_env(shared.home, api_url=api_url, heartbeat_seconds=30))
+        return
     home = tmp_path_factory.mktemp("prefect-home")
     spec = prefect_server.server_spec(home, port=processes.free_port())
     log = home / "logs" / "prefect.log"

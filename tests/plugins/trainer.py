@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from data_contracts.errors import TrainerError
+from infra.processes import ProcessSpec, free_port, start
 from infra.store import LocalStore
 from models.training.client import HttpTrainer
 from models.training.command import trainer_command
@@ -44,12 +44,6 @@ class TrainerProcess:
 Start = Callable[..., "TrainerProcess"]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def running_trainer(
     store: LocalStore, folder: Path, *, processes: int = 1, port: int = 0, env: dict[str, str] | None = None
@@ -57,16 +51,10 @@ def running_trainer(
     """Start a trainer with its state folder in `folder`; leaves no process behind."""
     port = port or free_port()
     argv, extra = trainer_command(store=store.root, port=port, processes=processes, threads=1)
-    folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"trainer-{port}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            argv,
-            env=os.environ | extra | {"BESSEMER_HOME": str(folder)} | (env or {}),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    log.unlink(missing_ok=True)
+    spec = ProcessSpec(name="trainer", argv=tuple(argv), env=extra | {"BESSEMER_HOME": str(folder)} | (env or {}))
+    process = start(spec, log=log, owner=str(folder))
     trainer = TrainerProcess(process, HttpTrainer(f"http://127.0.0.1:{port}"), store, log)
     try:
         deadline = time.monotonic() + START_SECONDS

@@ -1,0 +1,35 @@
+"""The whole loop on real parts and a randomly initialised model: it learns an answer that depends on the prompt.
+
+The prompt shows one of four letters; the answer that repeats it scores 1, any other letter 0.06: always the same letter scores
+0.295. Advancing in chunks shows as well that calling advance again goes on where the ledger ends.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+from tests.e2e.driving import check_intact, driving
+from tests.plugins.stack import RunningStack
+
+SECONDS = 240.0
+CHUNKS = (24, 32, 40)
+
+
+def test_a_tiny_model_learns_what_depends_on_the_prompt(stack: RunningStack) -> None:
+    began = time.monotonic()
+    profile = stack.profile(f"campaign.iterations={CHUNKS[-1]}", "campaign.evaluate.every=8")
+    with driving(stack, "learns", profile) as drive:
+        for until in CHUNKS:
+            state = drive.advance(until)
+            means = {version: event.means["echo"] for version, event in sorted(state.evaluated.items())}
+            if means[until] > 0.8:
+                break
+    seconds = time.monotonic() - began
+    print(f"\nheld-out mean reward {means} in {seconds:.0f} s; median seconds of an iteration:")
+    names = [name for name in drive.reports[1].metrics if name.startswith(("seconds/", "overhead/"))]
+    print({name: round(median(report.metrics.get(name, 0.0) for report in drive.reports.values()), 2) for name in names})
+    assert means[0] < 0.3
+    assert means[until] > 0.8
+    assert seconds < SECONDS
+    check_intact(stack.store, "learns", iterations=until)
