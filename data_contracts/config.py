@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """Base of every section: frozen, no unknown fields, docstrings under fields become descriptions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class DomainConfig(Section):

@@ -8,6 +8,7 @@ starts with neither `campaign` nor `stack` is below `campaign`, and numbers inde
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +51,8 @@ def load_profile(name: str, overrides: Sequence[str] | Mapping[str, Any] = (), *
 
 
 def _find(name: str, folder: Path | None) -> Path:
+    if "\0" in name:
+        raise ConfigError("a path holds no NUL", field="profile", remedy="Check the path")
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
@@ -75,6 +78,10 @@ def _read(file: Path) -> dict[str, Any]:
         what = getattr(error, "problem", None) or str(error)
         row = mark.line + 1 if mark is not None else None
         raise ConfigError(f"is not YAML: {what}", file=str(file), row=row, remedy="Fix that line") from None
+    except (RecursionError, ValueError, TypeError) as error:  # nested without end, a number of 5,000 digits, a list as a key
+        raise ConfigError(f"holds a value that cannot be read: {error}", file=str(file), remedy="Write plain YAML") from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", file=str(file), remedy="Check the path") from None
     if not isinstance(content, dict):
         remedy = "Start with 'campaign:'; flows/profiles/demo.yaml is an example"
         raise ConfigError("expected a mapping with 'campaign' and perhaps 'stack'", file=str(file), remedy=remedy)
@@ -82,7 +89,14 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A SafeLoader that refuses a key given twice (YAML would keep the last one silently)."""
+    """A SafeLoader that refuses a key given twice (YAML would keep the last one silently), and aliases: nothing here needs
+    them, and a few lines of them unfold to gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=f"the alias '*{event.anchor}' is not allowed", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -100,8 +114,10 @@ def _split(text: str) -> tuple[str, Any]:
         raise ConfigError(f"'{text}' is not an override", field="override", remedy="Write dotted.path=value")
     try:
         return path.strip(), yaml.safe_load(_exponent(value))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value of '{text}' is not YAML: {error}", field=path, remedy="Quote the value") from None
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"the value of '{text[:80]}' is not YAML: {str(error)[:200]}", field=path, remedy="Quote the value"
+        ) from None
 
 
 def _exponent(text: str) -> str:
@@ -121,7 +137,7 @@ def _override(content: dict[str, Any], path: str, value: Any) -> None:
     place: Any = content
     for depth, key in enumerate(keys):
         if isinstance(place, list):
-            if not key.isdigit() or int(key) >= len(place):
+            if not (key.isascii() and key.isdigit()) or int(key) >= len(place):
                 raise ConfigError(
                     f"'{key}' is not one of the {len(place)} entries", field=".".join(keys), remedy="Entries count from 0"
                 )
@@ -154,7 +170,7 @@ def _config_error(error: ValidationError, source: str) -> ConfigError:
     remedy = f"{location[-1]} is: {meaning[0].lower()}{meaning[1:]}" if meaning else "Correct the value"
     if first["type"] == "missing":
         return ConfigError(f"the field is missing{more}", file=source, field=field, remedy=f"Add it. {remedy}")
-    return ConfigError(f"{first['msg']}, got {first['input']!r}{more}", file=source, field=field, remedy=remedy)
+    return ConfigError(f"{first['msg']}, got {reprlib.repr(first['input'])}{more}", file=source, field=field, remedy=remedy)
 
 
 def _section(path: Iterable[int | str]) -> type[BaseModel] | None:

@@ -104,6 +104,12 @@ class Verifier(ABC):
 
     kind: ClassVar[str]
 
+    def check(self, problem: Problem) -> None:  # noqa: B027  a verifier without settings has nothing to check
+        """Raises InputError (with the field) for a problem that this verifier could not grade, or would pass without cause.
+
+        Called for problems from outside before anything starts: afterwards a mistake costs a rollout to find.
+        """
+
     @abstractmethod
     async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
         """Deterministic. Raises InfraError for backend faults; everything the policy did is a verdict."""

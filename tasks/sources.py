@@ -25,8 +25,10 @@ import fsspec  # type: ignore[import-untyped,unused-ignore]
 import msgspec
 
 from data_contracts import gate
-from data_contracts.errors import InputError
+from data_contracts.errors import ConfigError, InputError
 from data_contracts.records import Problem, Role, Split, TrustLevel
+from environments.registry import verifier
+from environments.sandbox.files import check_name
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 NESTED = ("messages", "tools", "environment", "verifier", "budgets", "metadata")
@@ -61,6 +63,7 @@ def read_sources(urls: Sequence[str], *, domains: Collection[str]) -> tuple[Prob
                     field="id",
                     remedy="Give every problem its own id, or remove the copy",
                 )
+            _check_grading(problem, domains, file=url, row=row)
             places[problem.id] = (url, row)
             problems.append(problem)
             rows.append(row)
@@ -70,6 +73,27 @@ def read_sources(urls: Sequence[str], *, domains: Collection[str]) -> tuple[Prob
             row = rows[found.row - 1] if found.row is not None else 0
             raise InputError(found.problem, file=url, row=row, field=found.field, remedy=found.remedy)
     return tuple(problems)
+
+
+def _check_grading(problem: Problem, domains: Collection[str], *, file: str, row: int) -> None:
+    """What would otherwise be found when the first episode is graded, or never."""
+    kind, spec = problem.environment.kind, problem.verifier
+    if ":" in kind and kind not in domains:  # a file must not name code to import
+        known = f"Known: {', '.join(sorted(domains))}"
+        raise InputError(f"'{kind[:80]}' is not one of the domains", file=file, row=row, field="environment.kind", remedy=known)
+    try:
+        judge = verifier(spec.kind)
+    except ConfigError as error:
+        raise InputError(error.problem, file=file, row=row, field="verifier.kind", remedy=error.remedy) from error
+    try:
+        for name in spec.collect:
+            check_name(name)
+    except InputError as error:
+        raise InputError(error.problem, file=file, row=row, field="verifier.collect", remedy=error.remedy) from error
+    try:
+        judge.check(problem)
+    except InputError as error:
+        raise InputError(error.problem, file=file, row=row, field=error.field, remedy=error.remedy) from error
 
 
 def _read(url: str) -> bytes:
@@ -119,7 +143,7 @@ def _json_lines(url: str, data: bytes) -> Iterator[tuple[int, Problem]]:
             yield row, decoder.decode(text)
         except msgspec.ValidationError as error:
             raise _invalid(error, file=url, row=row) from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise _not_json(text, error, file=url, row=row) from error
 
 
@@ -159,8 +183,8 @@ def _parquet(url: str, data: bytes) -> Iterator[tuple[int, Problem]]:
             f"is not a readable Parquet file ({error})", file=url, remedy="Write it again; the file may be cut off"
         ) from error
     _check_columns(table.column_names, file=url)
-    for name in NESTED:
-        if name in table.column_names and not pa.types.is_string(kind := table.schema.field(name).type):
+    for name in NESTED:  # text may come as large_string or dictionary-encoded: other writers than Arrow's own do that
+        if name in table.column_names and not _is_text(kind := table.schema.field(name).type):
             raise InputError(
                 f"has type {kind}, expected JSON text",
                 file=url,
@@ -171,6 +195,13 @@ def _parquet(url: str, data: bytes) -> Iterator[tuple[int, Problem]]:
         yield row, _problem({name: cell for name, cell in cells.items() if cell is not None}, file=url, row=row)
 
 
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(inner) or types.is_large_string(inner))
+
+
 def _problem(cells: Mapping[str, Any], *, file: str, row: int) -> Problem:
     """A Problem from flat cells, the nested ones parsed from their JSON text."""
     values = dict(cells)
@@ -178,7 +209,7 @@ def _problem(cells: Mapping[str, Any], *, file: str, row: int) -> Problem:
         if name in values:
             try:
                 values[name] = msgspec.json.decode(values[name])
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise _not_json(str(values[name]), error, file=file, row=row, field=name) from error
     try:
         problem = msgspec.convert(values, Problem)

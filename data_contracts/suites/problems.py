@@ -9,6 +9,7 @@ from typing import get_args
 from data_contracts.records import Problem, Split, TrustLevel
 from data_contracts.suites.rules import Columns, Rule, Suite, between, holds, one_of, unique
 
+MAX_ID_CHARS, MAX_COUNT = 256, 10**9
 _FIX = "Fix the problem in its source file or its domain's generator"
 
 
@@ -16,7 +17,13 @@ def suite(*, domains: Collection[str] = (), max_prompt_tokens: int | None = None
     """`domains`: registered domains; empty leaves that rule out."""
     rules: list[Rule] = [
         unique("row_id", field="id", expected="an id that no other problem has", remedy="Give every problem its own id"),
-        holds("id_fits", field="id", expected="<domain>/<split>/<local id>", remedy="Rename the problem", shows="row_id"),
+        holds(
+            "id_fits",
+            field="id",
+            expected="<domain>/<split>/<local id>, printable, at most 256 characters, no '..'",
+            remedy="Rename the problem",
+            shows="row_id",
+        ),
         one_of("split", get_args(Split), remedy="Use train or heldout"),
         one_of("trust", get_args(TrustLevel), field="verifier.trust", remedy="Name one of the trust levels"),
         holds("difficulty_finite", field="difficulty", expected="a finite number", remedy=_FIX),
@@ -27,7 +34,7 @@ def suite(*, domains: Collection[str] = (), max_prompt_tokens: int | None = None
         holds(
             "budgets_nest",
             field="budgets",
-            expected="positive budgets; tool call <= all tool calls; tokens per turn <= tokens per episode",
+            expected="positive budgets; tool call <= all tool calls < life of the box; tokens per turn <= tokens per episode",
             remedy=_FIX,
         ),
         holds("kinds_named", field="environment.kind", expected="names of environment and verifier", remedy=_FIX),
@@ -57,7 +64,11 @@ def project(problems: Sequence[Problem], *, prompt_tokens: Mapping[str, int] | N
         "row_id": [p.id for p in problems],
         "group_id": [p.id for p in problems],
         "id_fits": [
-            p.id.startswith(f"{p.domain}/{p.split}/") and len(p.id) > len(p.domain) + len(p.split) + 2 for p in problems
+            p.id.startswith(f"{p.domain}/{p.split}/")
+            and p.id.isprintable()
+            and len(p.id) <= MAX_ID_CHARS
+            and all(part.strip() not in ("", ".", "..") for part in p.id.split("/"))
+            for p in problems
         ],
         "domain": [p.domain for p in problems],
         "split": [p.split for p in problems],
@@ -80,4 +91,8 @@ def _budgets_nest(problem: Problem) -> bool:
     b = problem.budgets
     numbers = (b.max_turns, b.max_tokens_per_turn, b.max_episode_tokens, b.tool_call_seconds, b.tool_seconds_total)
     positive = all(math.isfinite(n) and n > 0 for n in numbers) and b.max_tool_calls >= 0
+    counts = (b.max_turns, b.max_tokens_per_turn, b.max_episode_tokens, b.max_tool_calls, problem.verifier.collect_max_bytes)
+    box = problem.environment.sandbox  # one that ends before the policy's time does would look like an outage
+    lives = box is None or box.limits.lifetime_seconds > b.tool_seconds_total
+    positive = positive and lives and all(0 <= count <= MAX_COUNT for count in counts)
     return positive and b.tool_call_seconds <= b.tool_seconds_total and b.max_tokens_per_turn <= b.max_episode_tokens

@@ -31,6 +31,7 @@ _MINUS = str.maketrans(
 )
 _NUMBER = re.compile(r"(?<![\w.,])(?:(?<![\w)])[-+])?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?![\w]|[.,][0-9])")
 MAX_NUMBER_CHARS = 64
+_COMPONENTS = {"number": {"correct", "strict", "found", "tool_ok"}, "choice": {"correct", "valid"}}
 MAX_ANSWER_CHARS = 20_000
 
 
@@ -52,6 +53,25 @@ class ExactAnswer(Verifier):
     """Compares `state["answer"]` with the expected value."""
 
     kind = "exact_answer"
+
+    def check(self, problem: Problem) -> None:
+        settings = problem.verifier.settings
+        expected, rule = settings.get("expected"), settings.get("rule")
+        if rule not in _COMPONENTS:
+            raise _wrong("rule", f"found {rule!r}, expected 'number' or 'choice'")
+        if not isinstance(expected, str) or not expected.strip():
+            raise _wrong("expected", f"found {expected!r}, expected a text that is not empty")
+        if rule == "number" and only_number(expected) is None:
+            raise _wrong("expected", f"found {expected[:40]!r}, expected a number in digits")
+        choices = settings.get("choices")
+        if rule == "choice" and not (isinstance(choices, list) and expected in choices and expected == expected.strip()):
+            raise _wrong("choices", "expected a list that holds the expected choice, which has no blanks around it")
+        weights = settings.get("weights")
+        if not isinstance(weights, dict) or not set(weights) <= _COMPONENTS[rule] or not weights.get("correct"):
+            raise _wrong("weights", f"expected shares of {', '.join(sorted(_COMPONENTS[rule]))}, 'correct' among them")
+        shares = list(weights.values())
+        if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares) or sum(shares) > 1 + 1e-9:
+            raise _wrong("weights", f"found {shares[:9]}, expected shares from 0 to 1 with a sum of at most 1")
 
     async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
         settings = problem.verifier.settings
@@ -83,6 +103,10 @@ class ExactAnswer(Verifier):
             components=components,
             evidence=f"expected {settings['expected']!r}, the reply was {reply[:200]!r}",
         )
+
+
+def _wrong(field: str, problem: str) -> InputError:
+    return InputError(problem, field=f"verifier.settings.{field}", remedy="Write the settings that exact_answer.py describes")
 
 
 def _number_components(reply: str, expected_text: str, state: Mapping[str, Any]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from data_contracts.errors import SandboxLost
+from data_contracts.errors import InputError, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult, to_json
 from data_contracts.records import Check, Problem, SandboxSpec, Verdict
 from environments.base import Acquire, Collected, Verifier
@@ -36,6 +36,24 @@ class FunctionCases(Verifier):
     """Grades one function by input and output."""
 
     kind = "function_cases"
+
+    def check(self, problem: Problem) -> None:
+        settings, where = problem.verifier.settings, "verifier.settings"
+        if settings.get("path") not in problem.verifier.collect:
+            raise InputError(
+                "'path' is not among the collected files", field=f"{where}.path", remedy="Add it to verifier.collect"
+            )
+        if not str(settings.get("function", "")).isidentifier():
+            raise InputError("expected the name of a function", field=f"{where}.function", remedy="Name it")
+        cases = settings.get("cases")
+        whole = isinstance(cases, list) and all(
+            isinstance(c, dict) and {"id", "arguments", "expected"} <= c.keys() for c in cases
+        )
+        if not cases or not whole or len({str(case["id"]) for case in cases}) < len(cases):
+            raise InputError(
+                "expected at least one case, each with its own id, arguments and an expected value",
+                field=f"{where}.cases", remedy="Without a case nothing would be tested",
+            )  # fmt: skip
 
     async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
         settings = problem.verifier.settings

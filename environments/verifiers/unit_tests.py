@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from data_contracts.errors import SandboxLost
+from data_contracts.errors import InputError, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult, to_json
 from data_contracts.records import Check, Problem, SandboxSpec, Verdict
 from environments.base import Acquire, Collected, Verifier
@@ -45,6 +45,18 @@ class UnitTests(Verifier):
     """Grades collected files by a suite of the host's."""
 
     kind = "unit_tests"
+
+    def check(self, problem: Problem) -> None:
+        settings = problem.verifier.settings
+        tests, expected = settings.get("tests"), settings.get("expected")
+        if not isinstance(tests, dict) or not tests or not all(isinstance(source, str) for source in tests.values()):
+            raise InputError("expected test files with their text", field="verifier.settings.tests", remedy="Add the tests")
+        named = isinstance(expected, list) and all(isinstance(test, str) and test.split("::")[0] in tests for test in expected)
+        if not expected or not named:
+            raise InputError(
+                "expected the ids of the tests that must pass, at least one, each in one of the files",
+                field="verifier.settings.expected", remedy="Without one nothing would be tested",
+            )  # fmt: skip
 
     async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
         settings = problem.verifier.settings

@@ -63,7 +63,9 @@ def problem(number: int = 0, **changes: object) -> Problem:
         "difficulty": 0.5,
         "messages": (Message(role="user", content=f"What is {number} + 1?"),),
         "environment": EnvironmentSpec(kind="single_turn"),
-        "verifier": VerifierSpec(kind="exact_answer", settings={"answer": number + 1}),
+        "verifier": VerifierSpec(
+            kind="exact_answer", settings={"rule": "number", "expected": str(number + 1), "weights": {"correct": 1.0}}
+        ),
     }
     return Problem(**(fields | changes))  # type: ignore[arg-type]
 

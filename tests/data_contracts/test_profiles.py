@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -84,12 +85,33 @@ def test_a_file_in_another_encoding(tmp_path: Path) -> None:
         ("domains.7.weight=1", "'7' is not one of the 3 entries. Entries count from 0"),
         ("seed.x=1", "'campaign.seed' is a value, not a section"),
         ("rollout.temperature=0", r"field 'campaign\.rollout\.temperature'"),
+        ("rollout.stage_seconds=.inf", "should be a finite number"),
+        ("reward.high=.nan", "should be a finite number"),
+        ("domains.\u00b2=1", "is not one of the 3 entries"),
+        ("seed=" + "1" * 5000, "the value of 'seed=1+' is not YAML"),
+        ("seed=" + "[" * 3000, "the value of 'seed=\\[+' is not YAML"),
         ("seed=[", "the value of 'seed=\\[' is not YAML"),
     ],
 )
 def test_every_mistake_in_an_override_is_explained(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_profile("demo", [override])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "? [a, b]\n: c\n", "campaign: " + "[" * 3000, "campaign: {seed: " + "1" * 5000 + "}", "campaign: &a {x: *a}\n",
+        "".join(f"{name}: &{name} [{', '.join(['*' + last] * 9)}]\n" for last, name in pairwise("abcdefghijk")),
+        "campaign: !!python/object/apply:os.system [id]", 'campaign: {seed: "a\0b"}',
+    ],
+)  # fmt: skip
+def test_a_hostile_file_is_a_short_message(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(text if "*a, *a" not in text else "a: &a [x]\n" + text)
+    with pytest.raises(ConfigError) as caught:
+        load_profile(str(file))
+    assert len(str(caught.value)) < 600
 
 
 def test_an_unknown_profile_names_the_closest() -> None:

@@ -84,8 +84,16 @@ def _column(data: bytes, name: str, values: list[Any]) -> bytes:
     return sink.getvalue()
 
 
+def _with(**settings: Any) -> dict[str, Any]:
+    graded = row(0)["verifier"]
+    return graded | {"settings": graded["settings"] | settings}
+
+
 def cases() -> list[Case]:
-    one = episode()
+    one, graded = episode(), row(0)["verifier"]
+    deep = lines(row(0)).replace(b'"metadata": {}', b'"metadata": {"a": ' + b"[" * 5000 + b"]" * 5000 + b"}")
+    caseless = {"kind": "function_cases", "collect": ["a.py"], "settings": {"path": "a.py", "function": "f", "cases": []}}
+    mayfly = {"kind": "arithmetic", "sandbox": {"limits": {"lifetime_seconds": 10.0}}}
     nan = (*one.logprobs_T[:-1], math.nan)
     return [
         Case("missing field", "p.jsonl", lines(row(0), row(1, messages=None)), 2, "messages"),
@@ -101,6 +109,22 @@ def cases() -> list[Case]:
         Case("NaN deep inside", "p.jsonl", lines(row(0, metadata={"a": [1, math.inf]})), 1, "metadata.a[1]"),
         Case("unknown domain", "p.jsonl", lines(row(0, domain="arithmetc", id="arithmetc/train/0")), 1, "domain"),
         Case("id of another split", "p.jsonl", lines(row(0, split="heldout")), 1, "id"),
+        Case("id that leaves its folder", "p.jsonl", lines(row(0, id="arithmetic/train/../../x")), 1, "id"),
+        Case("id with a line end", "p.jsonl", lines(row(0, id="arithmetic/train/a\nb")), 1, "id"),
+        Case("nested without end", "p.jsonl", deep, 1, None),
+        Case("number beyond any", "p.jsonl", lines(row(0, budgets={"max_turns": 10**30})), 1, "budgets"),
+        Case("unknown verifier", "p.jsonl", lines(row(0, verifier={"kind": "exact_anwser"})), 1, "verifier.kind"),
+        Case("code to import", "p.jsonl", lines(row(0, environment={"kind": "antigravity:x"})), 1, "environment.kind"),
+        Case("collected path", "p.jsonl", lines(row(0, verifier=graded | {"collect": ["../x"]})), 1, "verifier.collect"),
+        Case("empty expected answer", "p.jsonl", lines(row(0, verifier=_with(expected=""))), 1, "verifier.settings.expected"),
+        Case(
+            "misspelt weight", "p.jsonl", lines(row(0, verifier=_with(weights={"corect": 1}))), 1, "verifier.settings.weights"
+        ),
+        Case(
+            "weights above 1", "p.jsonl", lines(row(0, verifier=_with(weights={"correct": 5}))), 1, "verifier.settings.weights"
+        ),
+        Case("no test case", "p.jsonl", lines(row(0, verifier=caseless)), 1, "verifier.settings.cases"),
+        Case("box ends before the policy's time", "p.jsonl", lines(row(0, environment=mayfly)), 1, "budgets"),
         Case("empty prompt", "p.jsonl", lines(row(0, messages=[{"role": "user", "content": " "}])), 1, "messages"),
         Case("empty file", "p.jsonl", b"", None, None),
         Case("only blank lines", "p.jsonl", b"\n\r\n", None, None),
