@@ -78,9 +78,13 @@ def read_sources(urls: Sequence[str], *, domains: Collection[str]) -> tuple[Prob
 def _check_grading(problem: Problem, domains: Collection[str], *, file: str, row: int) -> None:
     """What would otherwise be found when the first episode is graded, or never."""
     kind, spec = problem.environment.kind, problem.verifier
-    if ":" in kind and kind not in domains:  # a file must not name code to import
-        known = f"Known: {', '.join(sorted(domains))}"
-        raise InputError(f"'{kind[:80]}' is not one of the domains", file=file, row=row, field="environment.kind", remedy=known)
+    trusted = {name.partition(":")[0] for name in domains if ":" in name}
+    for field, name in (("environment.kind", kind), ("verifier.kind", spec.kind)):
+        if ":" in name and name.partition(":")[0] not in trusted:  # a file must not name code to import
+            raise InputError(
+                f"'{name[:80]}' names code that no domain of this campaign brings", file=file, row=row, field=field,
+                remedy=f"Use an installed kind, or a module of {', '.join(sorted(domains))}",
+            )  # fmt: skip
     try:
         judge = verifier(spec.kind)
     except ConfigError as error:

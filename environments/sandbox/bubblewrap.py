@@ -316,6 +316,8 @@ class BubblewrapBox(Box):
             self._require_alive()
         body, split = payload[4 + size :], header["out"]
         code = os.waitstatus_to_exitcode(header["status"])
+        if code == -9 and not timed_out:  # the box may have ended a moment before it is seen to be gone
+            self._expired()
         return ExecResult(
             exit_code=None if timed_out else code if code >= 0 else 128 - code,
             stdout=body[:split], stderr=body[split:], stdout_truncated=header["truncated"][0],

@@ -4,10 +4,15 @@ Contract: environments/sandbox/base.py. Every box: read-only root, work folder o
 privileges, limits of memory (swap included), processes and CPU, an init, no log, owner labels, a lifetime inside the box. The
 container's own processes and the policy's commands run under different users, both not root, so a policy cannot end the
 container by killing it. What was asked for is read back from the engine before a box is handed out.
-The engine's exec has neither deadline nor cap: the stream is read here, with both, and a timeout kills *every* process of the
-policy in the box, background ones of earlier commands included. If that cannot be done (a fork bomb leaves no room for the
-kill), the container is destroyed, and the box is lost by the policy's own doing.
-Gap: an exec costs about 0.1 s, a box about 0.5 s; warm pools are a later step.
+The engine's exec has neither deadline nor cap: the stream is read here, with both. When a command has ended and no other
+runs, or when one has timed out, *every* process of the policy is killed, background ones included. The engine starts an exec by
+a helper that takes the policy's user before it executes; a process of the policy that stops or kills it would block the
+engine, and that would look like an outage. The killing is done from the host (docker_processes.py), out of the policy's reach.
+If it cannot be done, the container is destroyed, and the box is lost by the policy's own doing; so is a box whose memory is so
+full that its files cannot be read. No memory outlives its processes but the files on the capped tmpfs.
+Gaps: with a remote engine, or without root, the killing is an exec itself, which a hostile process can block until the engine's
+call times out. A server that the policy starts in the background ends with its command. An exec costs about 0.1 s, a box about
+0.5 s; warm pools are a later step.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from data_contracts.errors import InfraError, InputError, MissingRequirement, SandboxLost
@@ -30,6 +36,7 @@ from data_contracts.records import Artifact, SandboxLimits, SandboxSpec
 from environments.sandbox import docker_files
 from environments.sandbox.base import CONTRACT, ISOLATION, SCRATCH_BYTES, Backend, Box, inodes
 from environments.sandbox.cgroups import oom_count, oom_file
+from environments.sandbox.docker_processes import kill_policy, policy_processes
 from environments.sandbox.docker_stream import pump
 from environments.sandbox.files import IN_THE_WAY
 from environments.sandbox.owners import PREFIX, Owner, this_process
@@ -47,6 +54,11 @@ _RESERVED_PIDS = 2
 _POLICY = f"{BOX_UID}:{BOX_UID}"
 _KILL_ALL = ("/bin/sh", "-c", "kill -9 -1")
 """Signals everything the policy's user may signal, in one call of the kernel: no fork outruns it."""
+_SYSCTLS = {
+    "kernel.shm_rmid_forced": "1",  # segments go with their last process
+    "kernel.shmall": str(SCRATCH_BYTES // 4096),
+    "kernel.msgmni": "8",
+}
 _FILE_SECONDS = 60.0
 _NEEDED = {"MemoryLimit": "memory", "SwapLimit": "swap", "PidsLimit": "processes", "CpuCfsQuota": "CPU time"}
 
@@ -164,6 +176,7 @@ class DockerBackend(Backend):
             ipc_mode="private",
             cap_drop=["ALL"],
             security_opt=["no-new-privileges:true"],
+            sysctls=_SYSCTLS,
             mem_limit=limits.memory_bytes,
             memswap_limit=limits.memory_bytes,
             pids_limit=limits.pids + _RESERVED_PIDS,
@@ -183,7 +196,11 @@ class DockerBox(Box):
     def __init__(self, backend: DockerBackend, spec: SandboxSpec, container: Container) -> None:
         super().__init__(backend, spec, f"docker-{container.name}")
         self._host, self.container = backend, container
-        self._oom_file: Any = None
+        self._oom_file: Path | None = None
+        self._running = 0
+        """Commands under way in this box; the last one to end takes what is left with it."""
+        self._init = 0
+        """The container's first process, as a host sees it that it shares with us."""
 
     def start(self) -> None:
         """Blocks. Starts the container and reads back that it is what was asked for."""
@@ -206,7 +223,8 @@ class DockerBox(Box):
                 "sandbox_backend", f"box {self.id} differs from what was asked: {', '.join(faults)}; it was not handed out"
             )
         # The counter is readable only where engine and worker share a host; the id proves that the pid is the engine's.
-        found = oom_file(about["State"]["Pid"]) if about["State"]["Pid"] else None
+        self._init = int(about["State"]["Pid"])
+        found = oom_file(self._init) if self._init else None
         self._oom_file = found if found and str(self.container.id) in str(found) else None
 
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
@@ -215,6 +233,7 @@ class DockerBox(Box):
         assignments = [f"{key}={value}" for key, value in env.items()]
         argv = ["/usr/bin/env", "-i", *assignments, *request.argv]
         abort = threading.Event()
+        self._running += 1
         running = asyncio.ensure_future(self._host.run(lambda: self._measured(request, argv, abort)))
         try:
             return await asyncio.shield(running)
@@ -222,6 +241,8 @@ class DockerBox(Box):
             abort.set()
             await asyncio.wait({running})
             raise
+        finally:
+            self._running -= 1
 
     def _measured(self, request: ExecRequest, argv: list[str], abort: threading.Event) -> ExecResult:
         kills = self._oom_kills(None)
@@ -230,12 +251,14 @@ class DockerBox(Box):
             argv, request.stdin, request.deadline_seconds, request.max_output_bytes, self.folder(request), abort
         )
         wall = time.monotonic() - began
-        if code is None and not self._kill_all():
+        if code is not None:
+            if code == 137:  # killed: the engine may not know yet that the whole box has ended
+                self._expired()
+            self._raise_if_gone()
+        if (code is None or (self._running <= 1 and self._survivors())) and not self._kill_all():
             with contextlib.suppress(Exception):
                 self.container.kill()
             self._lost = f"box {self.id} was destroyed: its processes left no room to kill them; this is the policy's failure"
-        elif code is not None:
-            self._raise_if_gone()
         return ExecResult(
             exit_code=code, stdout=streams[0].bytes(), stderr=streams[1].bytes(), stdout_truncated=streams[0].truncated,
             stderr_truncated=streams[1].truncated, timed_out=code is None, oom_killed=self._oom_kills(code) > kills,
@@ -261,7 +284,7 @@ class DockerBox(Box):
         """Run in the box as the policy's user. The exit code is None when the deadline or `abort` came first. Blocks."""
         import docker
 
-        api, streams = self._host.client.api, (HeadTail(cap), HeadTail(cap))
+        api, streams, kills = self._host.client.api, (HeadTail(cap), HeadTail(cap)), self._oom_kills(None)
         deadline = time.monotonic() + seconds
         try:
             run = api.exec_create(self.container.id, list(argv), stdin=bool(stdin), user=_POLICY, workdir=cwd)["Id"]
@@ -271,7 +294,8 @@ class DockerBox(Box):
             if "not found" in str(error).lower() or "no such file" in str(error).lower() or "chdir" in str(error).lower():
                 streams[1].add(f"{argv[0]}: {error.explanation}\n".encode())
                 return CANNOT_START, streams
-            if "resource temporarily unavailable" in str(error).lower() or "fork" in str(error).lower():
+            no_room = "resource temporarily unavailable" in str(error).lower() or "fork" in str(error).lower()
+            if no_room or self._oom_kills(None) > kills:
                 streams[1].add(b"the box has no room for another process\n")
                 return CANNOT_START, streams
             raise
@@ -287,8 +311,19 @@ class DockerBox(Box):
             time.sleep(0.005)
         return int(code), streams
 
+    def _survivors(self) -> bool:
+        """Whether anything but the container's own processes is left in it. Blocks."""
+        if self._oom_file is not None:
+            with contextlib.suppress(OSError):
+                return bool(policy_processes(self._oom_file.parent, self._init))
+        return len(self.container.top()["Processes"]) > _RESERVED_PIDS
+
     def _kill_all(self) -> bool:
-        """Kill every process of the policy; True when the engine sees none left. Blocks."""
+        """Kill every process of the policy; True when none is seen any more. Blocks."""
+        if self._oom_file is not None:
+            with contextlib.suppress(OSError):
+                if kill_policy(self._oom_file.parent, self._init):
+                    return True
         for attempt in range(4):
             try:
                 self._stream(_KILL_ALL, b"", 10.0, 4096, "/", threading.Event())
@@ -349,6 +384,7 @@ class DockerBox(Box):
 
     async def _collect(self, names: Sequence[str], max_bytes: int) -> tuple[Artifact, ...]:
         def read() -> tuple[Artifact, ...]:
+            kills = self._oom_kills(None)
             cap = max_bytes + 8 * len(names) + 256
             code, streams = self._stream(
                 docker_files.READ_COMMAND,
@@ -360,6 +396,8 @@ class DockerBox(Box):
             )
             if code != 0:
                 self._raise_if_gone()
+                if self._oom_kills(code) > kills:
+                    raise SandboxLost(f"box {self.id} is so full that its files cannot be read; this is the policy's failure")
                 raise InfraError("sandbox_backend", f"collecting from box {self.id} failed: {streams[1].bytes()[-500:]!r}")
             return docker_files.read_answer(names, streams[0].bytes())
 

@@ -196,11 +196,19 @@ async def test_deep_recursion_ends_its_own_process_only(backend: Backend) -> Non
 
 async def test_parallel_boxes_share_nothing(backend: Backend) -> None:
     async with a_box(backend) as one, a_box(backend) as two:
-        await sh(one, "echo mine > /work/x; echo mine > /tmp/x; echo mine > /dev/shm/x; sleep 4321 &")
+        await sh(one, "echo mine > /work/x; echo mine > /tmp/x; echo mine > /dev/shm/x")
+        running = asyncio.create_task(sh(one, "sleep 4321", seconds=60.0))
+        for _ in range(100):
+            if [row for row in await processes(one) if "4321" in row]:
+                break
+            await asyncio.sleep(0.05)
         assert (await sh(two, "cat /work/x /tmp/x /dev/shm/x 2>/dev/null")).stdout == b""
         assert not [row for row in await processes(two) if "4321" in row]
         await sh(two, "kill -9 -1")
         assert [row for row in await processes(one) if "4321" in row]
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait({running})
         if isinstance(one, BubblewrapBox) and isinstance(two, BubblewrapBox):
             uids = {os.stat(f"/proc/{box.pid}").st_uid for box in (one, two)}
             assert len(uids) == 2
@@ -227,11 +235,8 @@ async def test_a_box_that_died_is_lost_by_the_policy(backend: Backend) -> None:
 
 async def test_a_box_ends_with_its_lifetime(backend: Backend) -> None:
     async with a_box(backend, lifetime_seconds=6.0) as box:
-        await sh(box, "sleep 6543 &")
-        for _ in range(100):
-            if "sleep 6543" not in host_processes():
-                break
-            await asyncio.sleep(0.1)
+        with pytest.raises(InfraError, match="lifetime"):
+            await sh(box, "sleep 6543", seconds=30.0)
         with pytest.raises(InfraError, match="lifetime"):
             await sh(box, "true")
         rows = host_processes()

@@ -115,6 +115,7 @@ def cases() -> list[Case]:
         Case("number beyond any", "p.jsonl", lines(row(0, budgets={"max_turns": 10**30})), 1, "budgets"),
         Case("unknown verifier", "p.jsonl", lines(row(0, verifier={"kind": "exact_anwser"})), 1, "verifier.kind"),
         Case("code to import", "p.jsonl", lines(row(0, environment={"kind": "antigravity:x"})), 1, "environment.kind"),
+        Case("verifier to import", "p.jsonl", lines(row(0, verifier={"kind": "antigravity:x"})), 1, "verifier.kind"),
         Case("collected path", "p.jsonl", lines(row(0, verifier=graded | {"collect": ["../x"]})), 1, "verifier.collect"),
         Case("empty expected answer", "p.jsonl", lines(row(0, verifier=_with(expected=""))), 1, "verifier.settings.expected"),
         Case(
