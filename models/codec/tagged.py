@@ -9,6 +9,7 @@ that is not the first is read as user text; a template without a system role get
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,10 @@ from models.codec.template import ChatTemplate
 from models.codec.turns import Turns
 
 _INTRODUCTION = 'Call tools by writing <tool_call>{"name": "NAME", "arguments": {...}}</tool_call>. Tools:'
+
+_RESPONSE_TAG = re.compile("<(?=/?tool_response>)")
+_INERT = r"\\u003c"
+"""What a tool returns must not look like another result: JSON's own escape, which reads the same inside its strings."""
 
 
 class TaggedCodec:
@@ -81,7 +86,8 @@ class TaggedCodec:
                 continue
             text = mask(message.content)
             if message.role == "tool":
-                text = f"<tool_response>{text}</tool_response>"
+                result = mask(_RESPONSE_TAG.sub(_INERT, message.content))
+                text = f"<tool_response>{result}</tool_response>"
             if turns and turns[-1]["role"] == "user":
                 turns[-1]["content"] += "\n" + text
             else:
