@@ -59,6 +59,7 @@ class LoopStages:
     on_progress: OnProgress = lambda stage, finished, wanted, tokens: None
     data_docs: str = ""
     """The last page built."""
+    _documents: dict[int, Future[BatchReport]] = field(default_factory=dict)
     _background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="contracts"))
 
     def __post_init__(self) -> None:
@@ -119,7 +120,7 @@ class LoopStages:
     def train(self, context: StepContext, iteration: int) -> Trained:
         state = context.state
         episodes, scores = state.sealed[iteration].episodes, state.scored[iteration].scores
-        documents = self._guard_batch(state, iteration)
+        self._documents[iteration] = self._guard_batch(state, iteration)
         result = train(
             self.config,
             episodes,
@@ -131,15 +132,14 @@ class LoopStages:
             trainer=self.trainer,
             last=iteration + 1 == context.until,
         )
-        report = documents.result()
-        quarantine.decide(report.violations, groups=_group_ids(self.store, episodes), max_share=0.0, file=episodes.uri)
-        self.data_docs = report.page
         return Trained(iteration=iteration, result=result)
 
     def publish(self, context: StepContext, version: int) -> Published:
         state = context.state
         parent = state.checkpoint(version - 1) if version else None
         result = publish(state.checkpoint(version), campaign=self.campaign, parent=parent, engine=self.engine)
+        if version:
+            self._join_documents(state, version - 1)
         return Published(version=version, result=result)
 
     def evaluate(self, context: StepContext, version: int) -> Evaluated:
@@ -200,6 +200,13 @@ class LoopStages:
         from models.codec import open_codec
 
         return open_codec(Path(self.worker.model_folder))
+
+    def _join_documents(self, state: CampaignState, iteration: int) -> None:
+        """Wait for the full reading of a batch (made now if an earlier advance trained on it); a finding stops the campaign."""
+        documents = self._documents.pop(iteration, None) or self._guard_batch(state, iteration)
+        report, episodes = documents.result(), state.sealed[iteration].episodes
+        quarantine.decide(report.violations, groups=_group_ids(self.store, episodes), max_share=0.0, file=episodes.uri)
+        self.data_docs = report.page
 
     def _guard_batch(self, state: CampaignState, iteration: int) -> Future[BatchReport]:
         """The cheap reading now; the full one with its Data Docs page in the background."""
