@@ -1,7 +1,7 @@
 """Screenshots of the real UIs with headless Chromium: `python -m tests.screenshots CAMPAIGN [FOLDER]` beside a running stack.
 
-Four pages of the last run of CAMPAIGN: the Prefect flow run, its artifacts, the comparison of its iterations in MLflow, and one
-trace. Everything is on loopback; the browser's own background requests are turned off. FOLDER is docs/images by default.
+Four pages of the last run of CAMPAIGN: the Prefect flow run, the report among its artifacts, MLflow's comparison of runs, and
+one trace. Everything is on loopback; the browser's own background requests are turned off. FOLDER is docs/images by default.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 from playwright.sync_api import Page, sync_playwright
 
+from flows.artifacts import key
 from infra import stack
 from infra.paths import home
 
@@ -28,7 +29,7 @@ FLAGS = [
     "--disable-sync",
 ]
 SIZE = {"width": 1440, "height": 1000}
-SETTLE_MS = 4000
+SETTLE_MS = 7000
 """Single-page applications draw their charts after the last request."""
 
 
@@ -53,27 +54,27 @@ def pages(campaign: str) -> dict[str, str]:
     runs = _post(f"{prefect}/api/flow_runs/filter", flow_runs={"name": {"any_": [campaign]}}, sort="START_TIME_DESC", limit=1)
     if not runs:
         raise LookupError(f"Prefect knows no run of campaign '{campaign}'")
-    flow_run = f"{prefect}/runs/flow-run/{runs[0]['id']}"
-    names = [e["experiment_id"] for e in _post(f"{mlflow}/api/2.0/mlflow/experiments/search", max_results=100)["experiments"]]
-    children: list[dict[str, Any]] = []
-    for experiment in names:
-        found = _post(
-            f"{mlflow}/api/2.0/mlflow/runs/search",
-            experiment_ids=[experiment],
-            filter=f"tags.`bessemer.campaign` = '{campaign}'",
-            max_results=100,
-        ).get("runs", [])
-        children += [run for run in found if any(tag["key"] == "mlflow.parentRunId" for tag in run["data"].get("tags", []))]
-    if not children:
-        raise LookupError(f"MLflow knows no iterations of campaign '{campaign}'")
-    experiment = children[0]["info"]["experiment_id"]
-    chosen = ",".join(f'"{run["info"]["run_id"]}"' for run in children[:8])
-    return {
-        "prefect-run.png": flow_run,
-        "prefect-artifacts.png": f"{flow_run}?tab=Artifacts",
-        "mlflow-compare.png": f'{mlflow}/#/compare-runs?runs=[{chosen}]&experiments=["{experiment}"]',
-        "mlflow-traces.png": f"{mlflow}/#/experiments/{experiment}/traces",
-    }
+    experiments = _post(f"{mlflow}/api/2.0/mlflow/experiments/search", max_results=100)["experiments"]
+    for experiment in (entry["experiment_id"] for entry in experiments):
+        query = f"tags.`bessemer.campaign` = '{campaign}'"
+        found = _post(f"{mlflow}/api/2.0/mlflow/runs/search", experiment_ids=[experiment], filter=query, max_results=1)
+        if found.get("runs"):
+            return {
+                "prefect-run.png": f"{prefect}/runs/flow-run/{runs[0]['id']}",
+                "prefect-artifacts.png": f"{prefect}/artifacts/artifact/{_report(prefect, campaign)}",
+                "mlflow-compare.png": f"{mlflow}/#/experiments/{experiment}/runs?compareRunsMode=CHART",
+                "mlflow-trace.png": f"{mlflow}/#/experiments/{experiment}/traces",
+            }
+    raise LookupError(f"MLflow knows no run of campaign '{campaign}'")
+
+
+def _report(prefect: str, campaign: str) -> str:
+    """Id of the newest version of the campaign's markdown report."""
+    name = {"key": {"any_": [key(campaign, "report")]}}
+    found = _post(f"{prefect}/api/artifacts/filter", artifacts=name, sort="CREATED_DESC", limit=1)
+    if not found:
+        raise LookupError(f"Prefect holds no report of campaign '{campaign}'")
+    return str(found[0]["id"])
 
 
 def _post(url: str, **body: Any) -> Any:
@@ -89,14 +90,15 @@ def main(campaign: str, folder: Path) -> None:
         for name, url in wanted.items():
             page.goto(url, wait_until="load", timeout=60_000)
             page.wait_for_timeout(SETTLE_MS)
-            if name == "mlflow-traces.png":
+            if name == "mlflow-trace.png":
                 _open_first_trace(page)
             page.screenshot(path=str(folder / name))
             print(f"{folder / name}: {url}")
 
 
 def _open_first_trace(page: Page) -> None:
-    page.locator("a[href*='selectedEvaluationId'], a[href*='traceId'], td a, tr button").first.click(timeout=20_000)
+    link = page.locator("a[aria-label^='Open trace']").first.get_attribute("href", timeout=20_000)
+    page.goto(f"{page.url.partition('#')[0]}{link}", wait_until="load", timeout=60_000)
     page.wait_for_timeout(SETTLE_MS)
 
 

@@ -111,7 +111,7 @@ def test_groups_are_not_mixed() -> None:
     [
         RewardConfig(weights={"verdct": 1.0}),
         RewardConfig(weights={"verdict.": 1.0}),
-        RewardConfig(weights={"verdict": math.nan}),
+        RewardConfig.model_construct(weights={"verdict": math.nan}),
         RewardConfig(low=1.0, high=0.0),
     ],
 )
