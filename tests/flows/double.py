@@ -1,7 +1,7 @@
 """A campaign without model, engine or trainer: real ledger, store, Prefect and reports around stages that write small tables.
 
-`advance` here is the production flow with its services replaced; tests deploy it as `tests.flows.double.advance`. What a stage
-does is steered by files in `<BESSEMER_HOME>/steer`: "sleep" (seconds a rollout takes), "fail" (a message a rollout raises).
+Tests put `open_double` in place of `flows.services.open_services` (fixture `stand_ins`). What a stage does is
+steered by files in `<BESSEMER_HOME>/steer`: "sleep" (seconds a rollout takes), "fail" (a message a rollout raises).
 """
 
 import time
@@ -12,7 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import flows.services
 from data_contracts.config import Profile
 from data_contracts.errors import TooManyInfraFailures
 from data_contracts.ledger_events import Curated, Evaluated, Published, Scored, Sealed, Trained
@@ -28,12 +27,10 @@ from data_contracts.records import (
     TrainResult,
 )
 from data_contracts.tables import digest, put_manifest, put_scores
-from flows.campaign import advance
 from infra.paths import home
 from infra.tracking import NullTracker
 from tasks.campaign import StepContext, Stopped
 
-__all__ = ["advance"]
 PROFILE = Path(__file__).parent / "double.yaml"
 
 
@@ -130,6 +127,3 @@ class DoubleServices:
 @contextmanager
 def open_double(profile: Profile, campaign: str, addresses: Any, *, store: Store, on_progress: Any) -> Iterator[DoubleServices]:
     yield DoubleServices(Double(store, campaign, on_progress), campaign, NullTracker())
-
-
-flows.services.open_services = open_double  # type: ignore[assignment]

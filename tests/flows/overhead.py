@@ -32,11 +32,15 @@ def main(iterations: int) -> None:
 
 
 def measure(home: Path, api_url: str, iterations: int) -> None:
+    import flows.services
     from data_contracts.profiles import load_profile
+    from flows.campaign import advance
     from infra.store import LocalStore
     from tasks.campaign import advance as drive
     from tasks.campaign import open_or_create
     from tests.flows import double
+
+    flows.services.open_services = double.open_double  # type: ignore[assignment]
 
     store = LocalStore(home / "store")
     config = load_profile(str(double.PROFILE)).campaign
@@ -48,9 +52,7 @@ def measure(home: Path, api_url: str, iterations: int) -> None:
 
     def flow(campaign: str, number: int) -> float:
         start = time.perf_counter()
-        double.advance(
-            profile=str(double.PROFILE), campaign=campaign, iterations=number, overrides=[f"stack.prefect_api={api_url}"]
-        )
+        advance(profile=str(double.PROFILE), campaign=campaign, iterations=number, overrides=[f"stack.prefect_api={api_url}"])
         return time.perf_counter() - start
 
     print(f"first run, 1 iteration    {flow('warm', 1):8.3f} s")
