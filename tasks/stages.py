@@ -36,7 +36,7 @@ from tasks.score import score
 from tasks.train import train
 
 RECENT_ITERATIONS = 4
-"""How far back the curriculum looks for a problem's or a domain's success."""
+"""How far back the curriculum looks for a problem's success."""
 
 OnProgress = Callable[[str, int, int, int], None]
 """Called with (stage, finished, wanted, sampled tokens) while a stage runs."""
@@ -177,13 +177,12 @@ class LoopStages:
         )
 
     def _success(self, state: CampaignState) -> dict[str, float]:
-        """Mean reward per problem id and per domain over the newest sealed iterations, discarded groups included."""
+        """Mean reward per problem id over the newest sealed iterations, discarded groups included."""
         rewards: dict[str, list[float]] = defaultdict(list)
         for iteration in sorted(state.scored)[-RECENT_ITERATIONS:]:
             manifest = read_manifest(self.store, state.sealed[iteration].episodes)
             for shard in (*manifest.shards, *manifest.discarded):
                 rewards[shard.problem_id].extend(shard.rewards_G)
-                rewards[shard.domain].extend(shard.rewards_G)
         return {name: sum(values) / len(values) for name, values in sorted(rewards.items()) if values}
 
     def _unused(self, state: CampaignState) -> tuple[str, ...]:

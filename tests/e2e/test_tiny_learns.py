@@ -2,7 +2,7 @@
 
 The prompt shows one of four letters; the answer that repeats it scores 1, any other letter 0.06: always the same letter scores
 0.295, two letters told apart 0.53, three 0.765. Advancing in chunks shows as well that calling advance again goes on where the
-ledger ends. Asserted is what holds for every seed tried; how far and how fast it gets is in docs/results/loop.md.
+ledger ends. Asserted is less than the target of 0.8; how far and how fast it gets is in docs/results/loop.md.
 """
 
 from __future__ import annotations
