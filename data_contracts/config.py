@@ -197,6 +197,8 @@ class EngineConfig(Section):
     """KV cache of a CPU replica, GiB."""
     max_model_len: int = Field(default=2048, ge=64)
     """Longest sequence."""
+    block_size: int = Field(default=32, multiple_of=16)
+    """Tokens in a KV-cache block: prompts of a group share whole blocks only."""
     max_num_seqs: int = Field(default=64, ge=1)
     """Sequences decoded at once."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

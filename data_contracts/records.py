@@ -361,7 +361,11 @@ class BatchManifest(Record, frozen=True, kw_only=True):
 
 
 class SampleRequest(Record, frozen=True, kw_only=True):
-    """Token ids in. `session` is the episode id: one session sticks to one engine replica."""
+    """Token ids in. `session` is the episode id: one session sticks to one engine replica.
+
+    `together` names a group whose members wait for each other's answer to the same prompt: a sampler may ask the engine once for
+    all of them, as n choices of one request.
+    """
 
     request_id: str
     session: str
@@ -370,6 +374,7 @@ class SampleRequest(Record, frozen=True, kw_only=True):
     temperature: float
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    together: str = ""
 
 
 class SampleResult(Record, frozen=True, kw_only=True):

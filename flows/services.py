@@ -97,6 +97,7 @@ def _worker(profile: Profile, campaign: str, addresses: Addresses, store: Store,
         sandbox=profile.stack.sandbox.model_dump_json(),
         reward=profile.campaign.reward.model_dump_json(),
         max_model_len=profile.stack.engine.max_model_len,
+        max_num_seqs=profile.stack.engine.max_num_seqs,
     )
 
 

@@ -219,6 +219,7 @@ async def _sample_turn(job: GroupJob, episode_id: str, index: int, room: int, ru
         max_tokens=room,
         temperature=job.temperature,
         stop_token_ids=runtime.codec.stop_token_ids,
+        together=job.group_id if job.problem.budgets.max_turns == 1 else "",
     )
     with trace.measured("sampling"):
         result = await runtime.sampler.sample(request, deadline_seconds=job.sampling_seconds)

@@ -47,6 +47,8 @@ class WorkerSpec(Record, frozen=True, kw_only=True):
     reward: str
     """RewardConfig as JSON."""
     max_model_len: int
+    max_num_seqs: int = 16
+    """The engine's; what one request may ask for at most."""
 
     def asking(self, replicas: Collection[str]) -> WorkerSpec:
         """This spec with a sampler that asks only those of its addresses that are among `replicas`."""
@@ -155,5 +157,5 @@ def _open_sampler(spec: WorkerSpec, *, codec: Codec) -> Sampler:
 
     if chosen.kind == "replay":
         return ReplaySampler.from_file(Path(chosen.recording))
-    sampler = VllmSampler(chosen.addresses, campaign=spec.campaign)
+    sampler = VllmSampler(chosen.addresses, campaign=spec.campaign, most_together=min(32, spec.max_num_seqs))
     return RecordingSampler(sampler, Path(chosen.record_to)) if chosen.record_to else sampler

@@ -17,6 +17,7 @@ import httpx
 
 from data_contracts.config import EngineConfig
 from data_contracts.errors import InfraError
+from infra.http import needs_tls
 
 SERVED_MODEL = "policy"
 HOST = "127.0.0.1"
@@ -30,6 +31,7 @@ def vllm_command(
     argv += ["--model", str(model_folder), "--served-model-name", SERVED_MODEL]
     argv += ["--host", HOST, "--port", str(port), "--seed", str(seed), "--dtype", config.dtype]
     argv += ["--max-model-len", str(config.max_model_len), "--max-num-seqs", str(config.max_num_seqs)]
+    argv += ["--block-size", str(config.block_size)]
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     argv += ["--enforce-eager", "--disable-log-stats", "--disable-uvicorn-access-log"]
     environment = {
@@ -59,7 +61,7 @@ def wait_ready(address: str, *, deadline_seconds: float, alive: Callable[[], boo
     Raises InfraError("engine_unreachable") at the deadline, or at once when `alive()` turns false.
     """
     start = time.monotonic()
-    with httpx.Client(base_url=address, timeout=5.0, trust_env=False) as client:
+    with httpx.Client(base_url=address, timeout=5.0, trust_env=False, verify=needs_tls([address])) as client:
         while True:
             try:
                 if client.get("/health").status_code == 200:

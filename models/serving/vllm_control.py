@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from data_contracts.errors import InfraError
+from infra.http import needs_tls
 
 _POLL_SECONDS = 0.5
 
@@ -20,7 +21,7 @@ class ReplicaControl:
 
     def __init__(self, address: str, *, deadline: float) -> None:
         self.address, self._deadline = address.rstrip("/"), deadline
-        self._client = httpx.Client(base_url=self.address, trust_env=False)
+        self._client = httpx.Client(base_url=self.address, trust_env=False, verify=needs_tls([self.address]))
 
     def __enter__(self) -> ReplicaControl:
         return self

@@ -6,7 +6,8 @@ proven are thrown away and drawn again, within the same deadline.
 
 Log-probabilities are those of the distribution really sampled from (after temperature; top-p and top-k off). A prompt that
 fills the context gives no tokens and finish reason "length"; otherwise `max_tokens` is cut to what fits. When our deadline
-passes the connection is dropped, which makes vLLM abort the request.
+passes the connection is dropped, which makes vLLM abort the request. Requests that name the same `together` and are equal
+otherwise become one request for n choices (together.py).
 
 Gap: no failover inside a session; a lost replica fails the group, which is run again (rule 3).
 """
@@ -24,6 +25,8 @@ import msgspec
 
 from data_contracts.errors import InfraError, VersionMismatch
 from data_contracts.records import FinishReason, SampleRequest, SampleResult, VersionSpan
+from infra.http import needs_tls
+from models.serving.together import Together
 from models.serving.versions import PROVING, cache_salt_of, label_of, version_of
 
 _FLOOR = -9999.0
@@ -77,8 +80,10 @@ class VllmSampler:
         campaign: str,
         version: int | None = None,
         newer: Literal["refuse", "accept"] = "refuse",
+        most_together: int = 16,
         client: httpx.AsyncClient | None = None,
     ) -> None:
+        """`most_together` is the largest n of one request; engines refuse an n above their max_num_seqs."""
         if not addresses:
             raise InfraError("engine_unreachable", "no serving replica is left; see the publish result for why each went")
         self._addresses = [address.rstrip("/") for address in addresses]
@@ -88,12 +93,19 @@ class VllmSampler:
             max_keepalive_connections=_MOST_CONNECTIONS,
             keepalive_expiry=2.0,  # below the server's own 5 s, so that it never closes a connection we are about to use
         )
-        self._client = client or httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)  # noqa: S113  # deadline per call
+        verify = needs_tls(self._addresses)
+        self._client = client or httpx.AsyncClient(
+            limits=limits,
+            timeout=None,  # noqa: S113  # deadline per call
+            trust_env=False,
+            verify=verify,
+        )
+        self._together: Together[_Choice] = Together(most=most_together)
         self._context: dict[str, int] = {}
 
     async def sample(self, request: SampleRequest, *, deadline_seconds: float) -> SampleResult:
         """Raises InfraError("engine_unreachable" | "sampling_deadline") or VersionMismatch."""
-        address = self.replica(request.session)
+        address = self.replica(request.together or request.session)
         try:
             async with asyncio.timeout(deadline_seconds):
                 return await self._sample(address, request)
@@ -127,11 +139,25 @@ class VllmSampler:
             return SampleResult(token_ids=(), logprobs=(), spans=(), finish_reason="length", engine=address)
         body = self._body(request, max_tokens=min(room, request.max_tokens))
         while True:
-            choice = (await self._call(address, "POST", "/inference/v1/generate", _Response, body)).choices[0]
+            choice = await self._choice(address, request, body)
             labels = choice.weight_versions or []
             if not any(span.version.startswith(PROVING) for span in labels):
                 return self._result(address, choice, request)
             await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _choice(self, address: str, request: SampleRequest, body: dict[str, Any]) -> _Choice:
+        async def ask(n: int) -> list[_Choice]:
+            parameters = body["sampling_params"] | {"n": n}
+            sent = body | {"sampling_params": parameters}
+            answer: _Response = await self._call(address, "POST", "/inference/v1/generate", _Response, sent)
+            if len(answer.choices) != n:
+                raise InfraError("engine_unreachable", f"{address} answered {len(answer.choices)} of {n} choices")
+            return answer.choices
+
+        if not request.together or request.seed is not None:  # n choices of one seed are not n requests with that seed
+            return (await ask(1))[0]
+        equal = (address, request.together, request.token_ids, msgspec.json.encode(body["sampling_params"]))
+        return await self._together.one(equal, ask)
 
     def _body(self, request: SampleRequest, *, max_tokens: int) -> dict[str, Any]:
         parameters: dict[str, Any] = {

@@ -17,6 +17,7 @@ from data_contracts import errors
 from data_contracts.errors import BessemerError, InputError, TrainerError
 from data_contracts.protocols import to_json
 from data_contracts.records import CheckpointRef, TrainJob, TrainResult
+from infra.http import needs_tls
 
 MOST_LOST_ANSWERS = 5
 
@@ -26,6 +27,8 @@ class HttpTrainer:
 
     def __init__(self, address: str, *, seconds: float = 600.0, sleep: Callable[[float], None] = time.sleep) -> None:
         self.address, self.seconds, self._sleep = address.rstrip("/"), seconds, sleep
+        fresh = httpx.Limits(max_keepalive_connections=0)  # a kept connection to a trainer that was restarted would look lost
+        self._client = httpx.Client(trust_env=False, verify=needs_tls([self.address]), limits=fresh)
 
     def train(self, job: TrainJob) -> TrainResult:
         """Idempotent by `job.key`. Waits at most `train.seconds` of the job. Raises StaleWriter, TrainerError, InputError."""
@@ -40,14 +43,14 @@ class HttpTrainer:
     def status(self) -> dict[str, Any]:
         """What the trainer holds and does right now. Raises TrainerError when it does not answer."""
         try:
-            answer = httpx.get(f"{self.address}/status", timeout=5.0, trust_env=False)
+            answer = self._client.get(f"{self.address}/status", timeout=5.0)
         except httpx.TransportError as error:
             raise TrainerError(f"no trainer answers at {self.address} ({error}); start it with `bessemer up`") from error
         return msgspec.json.decode(answer.content, type=dict[str, Any])
 
     def shutdown(self) -> bool:
         """Save the full state and end the trainer; True when there was a state to save."""
-        answer = httpx.post(f"{self.address}/shutdown", timeout=self.seconds, trust_env=False)
+        answer = self._client.post(f"{self.address}/shutdown", timeout=self.seconds)
         return bool(msgspec.json.decode(answer.content, type=dict[str, Any])["saved"])
 
     def _post(self, path: str, body: bytes, seconds: float) -> bytes:
@@ -57,8 +60,8 @@ class HttpTrainer:
             if left <= 0:
                 raise TrainerError(f"no answer from the trainer at {self.address}{path} within {seconds:.0f} s; see its log")
             try:
-                answer = httpx.post(
-                    f"{self.address}{path}", content=body, timeout=httpx.Timeout(left, connect=min(left, 5.0)), trust_env=False
+                answer = self._client.post(
+                    f"{self.address}{path}", content=body, timeout=httpx.Timeout(left, connect=min(left, 5.0))
                 )
             except (httpx.ConnectError, httpx.ConnectTimeout):  # starting, or being restarted
                 self._sleep(min(0.5, max(left, 0)))

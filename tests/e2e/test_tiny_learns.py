@@ -13,7 +13,7 @@ from statistics import median
 from tests.e2e.driving import check_intact, driving
 from tests.plugins.stack import RunningStack
 
-PROMPT_DEPENDENT = 0.5
+PROMPT_DEPENDENT = 0.8
 CHUNKS = (24, 32)
 
 

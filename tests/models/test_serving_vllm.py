@@ -284,17 +284,31 @@ def test_a_missing_replica_is_named_and_the_others_serve(served: VllmServer) -> 
 
 
 def test_requests_in_flight_go_on_under_the_new_weights(served: VllmServer, stepped: tuple[Path, Path]) -> None:
-    async def one() -> SampleResult:
-        async with VllmSampler([served.address], campaign=CAMPAIGN, version=0, newer="accept") as sampler:
-            return await sampler.sample(ask(max_tokens=250, temperature=0.0), deadline_seconds=90)
+    """Three askers, so that the moment of the publish falls into a long request of at least one of them."""
+    over = threading.Event()
 
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lambda: asyncio.run(one()))
-        time.sleep(0.5)
+    async def keep_asking(asker: str) -> list[tuple[float, SampleResult]]:
+        answers = []
+        async with VllmSampler([served.address], campaign=CAMPAIGN, version=0, newer="accept") as sampler:
+            while not over.is_set():
+                started = time.monotonic()
+                request = ask(request_id=f"{asker}-{len(answers)}", max_tokens=900, temperature=0.0)
+                answers.append((started, await sampler.sample(request, deadline_seconds=90)))
+        return answers
+
+    engine_of(served).ensure_serving(reference(served.folder, 0), campaign=CAMPAIGN, parent=None)
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(lambda name=name: asyncio.run(keep_asking(name))) for name in "abc"]
+        time.sleep(1.0)
+        published = time.monotonic()
         engine_of(served).ensure_serving(reference(stepped[0], 1), campaign=CAMPAIGN, parent=reference(served.folder, 0))
-        result = waiting.result(90)
-    assert result.spans[-1].version == 1
-    assert sum(span.stop - span.start for span in result.spans) == len(result.token_ids)
+        over.set()
+        answers = [answer for asker in waiting for answer in asker.result(90)]
+    assert any(started < published and result.spans[-1].version == 1 for started, result in answers)
+    for _, result in answers:
+        versions = [span.version for span in result.spans]
+        assert versions == sorted(versions)
+        assert sum(span.stop - span.start for span in result.spans) == len(result.token_ids)
 
 
 # ------------------------------------------------------------------------------------------------------------------ outages
