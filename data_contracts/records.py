@@ -363,7 +363,7 @@ class BatchManifest(Record, frozen=True, kw_only=True):
 class SampleRequest(Record, frozen=True, kw_only=True):
     """Token ids in. `session` is the episode id: one session sticks to one engine replica.
 
-    `together` names a group whose members wait for each other's answer to the same prompt: a sampler may ask the engine once for
+    `together` names a group whose members wait for each other's answers to one prompt: a sampler may ask the engine once for
     all of them, as n choices of one request.
     """
 
