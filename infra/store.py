@@ -95,13 +95,13 @@ class LocalStore:
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(target.parent)
+        sync(target.parent)
         return True
 
     def put(self, key: str, data: bytes) -> None:
         target = self._root / check_key(key)
         self._place(os.replace, self._write(data), target)
-        _sync_folder(target.parent)
+        sync(target.parent)
 
     def get(self, key: str) -> bytes:
         try:
@@ -156,7 +156,7 @@ class LocalStore:
             shutil.copytree(source, copy)
             source = copy
         for path in source.rglob("*"):
-            _sync_folder(path)
+            sync(path)
         while True:
             try:
                 self._place(os.rename, source, target)
@@ -167,7 +167,7 @@ class LocalStore:
                 if (target / MANIFEST).exists():  # another publisher of the same key was first
                     return
                 self.delete(key)
-        _sync_folder(target.parent)
+        sync(target.parent)
         shutil.rmtree(folder, ignore_errors=True)  # only still there after a copy
 
     def sweep(self, *, older_than: float) -> int:
@@ -206,7 +206,7 @@ class LocalStore:
         step(source, target)
 
 
-def _sync_folder(path: Path) -> None:
+def sync(path: Path) -> None:
     """fsync of a file or folder, so that a power cut cannot undo what was reported as done."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -15,6 +15,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from data_contracts.errors import InputError, TrainerError
 from data_contracts.protocols import Store, to_json
 from data_contracts.records import SCHEMA_VERSION, CheckpointRef, Record
 from infra.paths import home
+from infra.store import sync
 
 MANIFEST, RECORD, OPTIMIZER, OPTIMIZER_DIGEST = "manifest.json", "record.json", "optimizer.pt", "optimizer.json"
 _OUTSIDE = frozenset({MANIFEST, RECORD, OPTIMIZER, OPTIMIZER_DIGEST})
@@ -62,6 +64,16 @@ def file_digest(path: Path) -> FileDigest:
         return FileDigest(name=path.name, sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
 
 
+def _digests(paths: list[Path]) -> tuple[FileDigest, ...]:
+    """Digests of files that will be published: publishing flushes them, which takes as long as the digest and needs no CPU."""
+    with ThreadPoolExecutor(1, thread_name_prefix="flush") as pool:
+        flushing = [pool.submit(sync, path) for path in paths]
+        digests = tuple(map(file_digest, paths))
+        for flushed in flushing:
+            flushed.result()
+    return digests
+
+
 def _workshop() -> Path:
     return home() / "trainer"
 
@@ -89,8 +101,8 @@ def aside() -> Iterator[Path]:
 
 
 def seal(folder: Path, *, campaign: str, version: int, iteration: int | None, parent: str | None, key: str | None) -> Manifest:
-    """Digest every file of a finished folder and write its manifest, last."""
-    files = tuple(file_digest(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _OUTSIDE)
+    """Digest every file of a finished folder, bring it to disk meanwhile, and write the manifest, last."""
+    files = _digests([path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _OUTSIDE])
     manifest = Manifest(campaign=campaign, version=version, iteration=iteration, parent=parent, key=key, files=files)
     (folder / MANIFEST).write_bytes(to_json(manifest))
     return manifest
@@ -139,7 +151,8 @@ def full_state(folder: Path) -> bool:
 
 def seal_full_state(folder: Path) -> None:
     """Write the digest of `optimizer.pt`, last."""
-    (folder / OPTIMIZER_DIGEST).write_bytes(to_json(file_digest(folder / OPTIMIZER)))
+    (digest,) = _digests([folder / OPTIMIZER])
+    (folder / OPTIMIZER_DIGEST).write_bytes(to_json(digest))
 
 
 def companions(source: Path, target: Path, *, weights: bool = False) -> None:

@@ -1,8 +1,8 @@
 """The whole loop on real parts and a randomly initialised model: it learns an answer that depends on the prompt.
 
 The prompt shows one of five letters; the answer that repeats it scores 1, any other letter 0.12: always the same letter scores
-0.296, four letters of five told apart 0.82. Advancing in chunks shows as well that calling advance again goes on where the ledger
-ends.
+0.296, four letters of five told apart 0.82. Advancing in chunks shows as well that calling advance again goes on where the
+ledger ends.
 """
 
 from __future__ import annotations
