@@ -1,7 +1,7 @@
 """Boxes made by bubblewrap: fast (tens of milliseconds), for Linux hosts where control groups can be written.
 
 Contract: environments/sandbox/base.py. Isolation: all namespaces new, the shared root file system read-only, no capability, no
-new privileges, no further user namespaces, no network; the host's uid of a box is its own (root drops to it before bubblewrap
+new privileges, no further user namespaces, a filter of system calls (seccomp.py), no network; the host's uid of a box is its own (root drops to it before bubblewrap
 starts). The work folder is a tmpfs with limits of bytes and inodes; memory, processes and CPU are limited by control groups. A
 box keeps one idle pid 1, and every command enters its namespaces (spawner.py). Background processes of a command that ended
 by itself live on until freeze or destroy; a timeout kills the command with all its descendants. Freezing kills everything:
@@ -31,10 +31,11 @@ from typing import Any
 from data_contracts.errors import InfraError, MissingRequirement, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxLimits, SandboxSpec
-from environments.sandbox import cgroups, spawner
+from environments.sandbox import cgroups, seccomp, shell_agent, spawner
 from environments.sandbox.base import CONTRACT, ISOLATION, SCRATCH_BYTES, Backend, Box, inodes
 from environments.sandbox.files import acting_as, read_files, write_files
 from environments.sandbox.owners import this_process
+from environments.sandbox.shell import StreamWire, Wire
 from infra.rootfs import BOX_UID, rootfs_path
 
 START_SECONDS = 30.0
@@ -85,6 +86,7 @@ class BubblewrapBackend(Backend):
             offered = subprocess.run([self._bwrap, "--help"], capture_output=True, text=True, check=False, timeout=10)
             if "--disable-userns" not in offered.stdout + offered.stderr:
                 raise MissingRequirement("bubblewrap is older than 0.8 and cannot limit a box's disk; install 0.8 or newer")
+            seccomp.program()
             self._tree = cgroups.detect()
             return self._tree
 
@@ -153,11 +155,15 @@ class BubblewrapBackend(Backend):
 
     def _start_spawner(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-I", "-S", spawner.__file__, str(theirs.fileno()), str(os.getpid())]
+        calls = os.memfd_create("calls")
+        os.write(calls, seccomp.program())
+        passed = (theirs.fileno(), calls)
+        command = [sys.executable, "-I", "-S", spawner.__file__, str(passed[0]), str(os.getpid()), str(calls)]
         self._spawner = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env={}, cwd="/"
+            command, pass_fds=passed, stdin=subprocess.DEVNULL, start_new_session=True, env={}, cwd="/"
         )
         theirs.close()
+        os.close(calls)
         if self._control:
             self._control.close()
         self._control = ours
@@ -225,6 +231,7 @@ class BubblewrapBox(Box):
         faults += [f"has {key}={status[key]}" for key in ("CapEff", "CapPrm", "CapBnd") if int(status[key], 16)]
         faults += [] if status["NoNewPrivs"].strip() == "1" else ["may gain privileges"]
         faults += [] if set(status["Uid"].split()) == {str(self._uid)} else [f"runs as uid {status['Uid']}"]
+        faults += [] if status["Seccomp"].strip() == "2" else ["may make every system call"]
         faults += [] if self._group.owner.name in groups else ["is not in its control group"]
         if faults:
             raise InfraError("sandbox_backend", f"box {self.id} {', '.join(faults)}; it was not handed out")
@@ -240,7 +247,18 @@ class BubblewrapBox(Box):
         poll.register(self._fds["pidfd"], select.POLLIN)
         return not poll.poll(0)
 
-    def _require_alive(self) -> None:
+    def end_command(self, number: int) -> None:
+        """Blocks. Kill everything of the n-th command or shell."""
+        self._group.kill(number)
+        self._group.forget(number)
+
+    def oom_kills(self) -> int:
+        try:
+            return self._group.oom_kills()
+        except FileNotFoundError:  # the box is gone, or going
+            return 0
+
+    def require_alive(self) -> None:
         """Raises InfraError where we ended the box, SandboxLost otherwise."""
         if self._alive():
             return
@@ -251,7 +269,7 @@ class BubblewrapBox(Box):
         raise SandboxLost(f"box {self.id} is gone: its pid 1 was killed from inside{memory}; this is the policy's failure")
 
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
-        self._require_alive()
+        self.require_alive()
         self._commands += 1
         number, kills = self._commands, self._group.oom_kills()
         reader = await asyncio.to_thread(self._launch, number, request, env)
@@ -274,6 +292,29 @@ class BubblewrapBox(Box):
             transport.close()
             self._group.forget(number)
         return await self._result(payload, timed_out, kills, time.monotonic() - began)
+
+    async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire:
+        self.require_alive()
+        self._commands += 1
+        number = self._commands
+        ours, theirs = socket.socketpair()
+
+        def launch() -> None:
+            message = {
+                "op": "shell", "argv": shell_agent.ARGV, "env": env, "cwd": cwd, "uid": self._uid, "gid": self._gid,
+                "join": self._group.joins(number),
+            }  # fmt: skip
+            self._host.send(message, [theirs.fileno(), *self._spaces()])
+
+        try:
+            await asyncio.to_thread(launch)
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return _ShellWire(self, number, reader, writer)
 
     def _launch(self, number: int, request: ExecRequest, env: Mapping[str, str]) -> Any:
         stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -309,11 +350,11 @@ class BubblewrapBox(Box):
         if header["status"] is None:
             # A box whose pid 1 is just ending refuses new processes a moment before it is seen to be gone.
             for _ in range(50):
-                self._require_alive()
+                self.require_alive()
                 await asyncio.sleep(0.02)
             raise InfraError("sandbox_backend", f"a command could not enter box {self.id}: {header['error']}")
         if not timed_out:
-            self._require_alive()
+            self.require_alive()
         body, split = payload[4 + size :], header["out"]
         code = os.waitstatus_to_exitcode(header["status"])
         if code == -9 and not timed_out:  # the box may have ended a moment before it is seen to be gone
@@ -332,7 +373,7 @@ class BubblewrapBox(Box):
         await asyncio.to_thread(write)
 
     async def _freeze(self) -> None:
-        self._require_alive()
+        self.require_alive()
         await asyncio.to_thread(self._group.kill)
 
     async def _collect(self, names: Sequence[str], max_bytes: int) -> tuple[Artifact, ...]:
@@ -355,8 +396,30 @@ class BubblewrapBox(Box):
         await asyncio.shield(asyncio.to_thread(remove))
 
 
+class _ShellWire(StreamWire):
+    """The agent is the middle process, which the policy cannot reach; the kernel holds its session in one control group."""
+
+    trusted = True
+
+    def __init__(self, box: BubblewrapBox, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(reader, writer)
+        self._box, self._number = box, number
+
+    async def end(self) -> None:
+        await super().end()
+        await asyncio.shield(asyncio.to_thread(self._box.end_command, self._number))
+
+    def oom_kills(self) -> int:
+        return self._box.oom_kills()
+
+    async def require_box(self) -> None:
+        for _ in range(10):  # the box's processes die a moment before its pid 1 is seen to be gone
+            self._box.require_alive()
+            await asyncio.sleep(0.02)
+
+
 def _command(bwrap: str, root: Path, spec: SandboxSpec) -> list[str]:
-    """bubblewrap's command line. Descriptors: 3 information about the child, 4 the box is ready."""
+    """bubblewrap's command line. Descriptors: 3 information about the child, 4 the box is ready, 5 its filter."""
     scratch, user = str(SCRATCH_BYTES), str(BOX_UID)
     isolation = [
         "--unshare-all",
@@ -367,7 +430,7 @@ def _command(bwrap: str, root: Path, spec: SandboxSpec) -> list[str]:
         "ALL",
         "--new-session",
     ]
-    life = ["--die-with-parent", "--as-pid-1", "--info-fd", "3"]
+    life = ["--die-with-parent", "--as-pid-1", "--info-fd", "3", "--seccomp", "5"]
     identity = ["--uid", user, "--gid", user, "--hostname", "box", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"]
     system = ["--ro-bind", str(root), "/", "--proc", "/proc", "--dev", "/dev"]
     shm = ["--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108
