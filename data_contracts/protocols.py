@@ -103,16 +103,16 @@ class ShellResult(ExecResult, frozen=True, kw_only=True):
     """One turn of a shell. `exit_code` is that of the turn's last command, None when the turn was stopped from outside."""
 
     alive: bool = True
-    """Whether the session goes on. False: the policy ended its shell (`exit`, `exec`, `kill`; then `exit_code` is the shell's), or
-    the deadline could not be kept without killing it (`timed_out`)."""
+    """Whether the session goes on. False: the policy ended its shell (`exit`, `exec`, `kill`; then `exit_code` is the
+    shell's), or the deadline could not be kept without killing it (`timed_out`)."""
 
 
 class Shell(Protocol):
     """A stateful session: bash, with working directory, variables, functions and background jobs kept from turn to turn.
 
-    Commands see an empty stdin. Output of background jobs comes with the turn in which, or after which, it was written. What a turn
-    prints cannot end it. At its deadline everything the turn started is killed, background jobs of earlier turns are not. Use as
-    an async context manager, or `close` it: that kills all it holds. A session also ends with the freeze of its box.
+    Commands see an empty stdin. Output of background jobs comes with the turn in which, or after which, it was written. What a
+    turn prints cannot end it. At its deadline everything the turn started is killed, background jobs of earlier turns are not.
+    Use as an async context manager, or `close` it: that kills all it holds. A session also ends with the freeze of its box.
     """
 
     alive: bool

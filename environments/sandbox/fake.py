@@ -100,7 +100,9 @@ class FakeBox(Box):
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise InputError(f"no shell in {cwd!r}: {error.strerror}", field="cwd", remedy="Name a folder of the box") from error
+            raise InputError(
+                f"no shell in {cwd!r}: {error.strerror}", field="cwd", remedy="Name a folder of the box"
+            ) from error
         return _ShellWire(agent)
 
     def _signal(self, group: int) -> None:

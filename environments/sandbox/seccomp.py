@@ -2,11 +2,11 @@
 
 Contract: an allow-list in the spirit of Docker's default profile, and stricter. What is not listed fails with EPERM; `clone3`
 and calls newer than this list fail with ENOSYS, so that libraries fall back. Closed are: keyrings, bpf, io_uring, userfaultfd,
-perf_event_open, every way to a new or another namespace, mounting, modules, clocks, NUMA policy, fanotify, and taking descriptors
-out of other processes. Sockets: AF_UNIX; TCP and UDP (a box has no network but its own loopback); AF_NETLINK for NETLINK_ROUTE
-alone, because `getaddrinfo` and `if_nameindex` list interfaces by it. AF_VSOCK, AF_ALG, AF_PACKET, SCTP and all the rest fail.
-A process of another architecture (32-bit code in a 64-bit box) is killed at its first call; x32 calls fail with EPERM.
-Tracing one's own processes stays allowed, as in Docker. Gap: `ioctl` and `prctl` are not looked into.
+perf_event_open, every way to a new or another namespace, mounting, modules, clocks, NUMA policy, fanotify, and taking
+descriptors out of other processes. Sockets: AF_UNIX; TCP and UDP (a box has no network but its own loopback); AF_NETLINK for
+NETLINK_ROUTE alone, because `getaddrinfo` and `if_nameindex` list interfaces by it. AF_VSOCK, AF_ALG, AF_PACKET, SCTP and all
+the rest fail. A process of another architecture (32-bit code in a 64-bit box) is killed at its first call; x32 calls fail with
+EPERM. Tracing one's own processes stays allowed, as in Docker. Gap: `ioctl` and `prctl` are not looked into.
 
 `program()` is a classic BPF program, made here without libseccomp: a binary search over call numbers whose leaves look at
 arguments where they must. Only the low words of arguments are compared: the kernel reads no more of them in these calls.
@@ -88,7 +88,8 @@ _SOCKETS: tuple[tuple[int, int | None, int | None], ...] = (
     *((family, _DATAGRAM, 17) for family in (_INET, _INET6)),
     (_NETLINK, None, 0),
 )
-"""Family, type (without its flags; None: any), protocol (None: any). A type and protocol fixed, no module is loaded for a box."""
+"""Family, type (without its flags; None: any), protocol (None: any). A type and protocol fixed, no module is loaded for a
+box."""
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000

@@ -1,8 +1,8 @@
 """A stateful shell in a box, as its users see it; how a turn is run and told apart is in shell_agent.py.
 
-Contract: data_contracts/protocols.py `Shell`. A backend supplies a `Wire`: bytes to and from the process beside the shell. One turn
-runs at a time; the time a turn queues is not part of its deadline. The agent keeps deadlines; here stands a second, later one, for
-an agent that a policy stopped: then the whole session is killed.
+Contract: data_contracts/protocols.py `Shell`. A backend supplies a `Wire`: bytes to and from the process beside the shell. One
+turn runs at a time; the time a turn queues is not part of its deadline. The agent keeps deadlines; here stands a second, later
+one, for an agent that a policy stopped: then the whole session is killed.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class BoxShell:
 
 
 async def stand(wire: Wire) -> None:
-    """Wait until the shell behind `wire` stands; ends the wire where it does not. Raises InfraError, SandboxLost."""
+    """Wait until the shell behind `wire` stands, or end the wire. Raises InputError, SandboxLost, InfraError."""
     try:
         header, _, err = await asyncio.wait_for(wire.answer(), START_SECONDS)
     except (EOFError, OSError, TimeoutError) as error:
@@ -163,13 +163,18 @@ async def stand(wire: Wire) -> None:
     if header["error"]:
         await wire.end()
         await wire.require_box()
-        raise InfraError("sandbox_backend", f"{header['error']}; does the image have bash? {err[-300:]!r}")
+        words = err[-300:].decode(errors="replace").strip()
+        raise InputError(
+            f"{header['error']}: {words}", field="cwd", remedy="Name a folder of the box, and an image that has bash"
+        )
 
 
 def check_turn(command: str, deadline_seconds: float, max_output_bytes: int) -> None:
     if "\0" in command:
         raise InputError("a command has no NUL", field="command", remedy="Write binary data with put_files")
     if not (math.isfinite(deadline_seconds) and deadline_seconds > 0):
-        raise InputError("a turn needs a finite deadline above 0", field="deadline_seconds", remedy="Rule 5: every wait has one")
+        raise InputError(
+            "a turn needs a finite deadline above 0", field="deadline_seconds", remedy="Rule 5: every wait has one"
+        )
     if max_output_bytes < 0:
         raise InputError("max_output_bytes is negative", field="max_output_bytes", remedy="Use 0 or more")

@@ -5,10 +5,11 @@ fake run this file in the box as the policy's user (there it cannot be traced or
 in frames with its owner: a request is a length and JSON {"command", "seconds", "cap"}; an answer a length and JSON (`answer`),
 followed by both streams. When its owner is gone it kills the session.
 
-The shell is bash with a driver of ours. A turn's text comes in a memfd, which the shell sources. The end of a turn comes through a
-socket that commands do not inherit and cannot open through /proc: it counts only from the shell's own pid, as the kernel tells
-it, and only with that turn's nonce, which the driver reads after the command has ended. Nothing printed can forge it. What a
-policy does to its own shell (`exit`, `exec`, `kill`, closing its descriptors) ends or hangs its own session and nothing else.
+The shell is bash with a driver of ours. A turn's text comes in a memfd, which the shell sources. The end of a turn comes
+through a socket that commands do not inherit and cannot open through /proc: it counts only from the shell's own pid, as the
+kernel tells it, and only with that turn's nonce, which the driver reads after the command has ended. Nothing printed can forge
+it. What a policy does to its own shell (`exit`, `exec`, `kill`, closing its descriptors) ends or hangs its own session and
+nothing else.
 
 At its deadline everything that the turn started is killed, background jobs of earlier turns are not, and the shell is told by a
 signal to leave the command: functions, loops and lists too. If it reports back in time, the session goes on.
@@ -28,7 +29,6 @@ import select
 import signal
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -173,10 +173,8 @@ class Session:
         """Hand over a command and wait for its report: its exit status; None when the shell or the deadline came first."""
         self._write_text(command)
         nonce = secrets.token_hex(16)
-        try:
+        with contextlib.suppress(OSError):  # the shell closed its end; whether it has ended, `_report` sees
             self._control.send(f"{nonce}\n".encode() if first else f"go\n{nonce}\n".encode())
-        except OSError:  # the shell closed its end; whether it has ended, `_report` sees
-            pass
         return self._report(nonce, deadline)
 
     def _report(self, nonce: str, deadline: float) -> int | None:
@@ -367,7 +365,7 @@ def _start(out: int, err: int, text: int, control: int) -> int:
         os.setsid()
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        os.execvpe(ARGV[0], ARGV, os.environ)
+        os.execvpe(ARGV[0], ARGV, os.environ)  # noqa: S606
     finally:
         os._exit(127)
 

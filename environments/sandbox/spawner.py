@@ -1,8 +1,8 @@
 """The small process that starts boxes and commands in them. Run as a script; standard library only.
 
 Contract: one a backend, single-threaded, started with an inherited SEQPACKET socket, the pid of its owner, and a memfd with the
-filter of system calls (seccomp.py) that every box's first process and every command in a box gets. It forks so that nobody forks
-a big multi-threaded worker, and it is the parent of every box: when it dies the kernel kills all of them, and when
+filter of system calls (seccomp.py) that every box's first process and every command in a box gets. It forks so that nobody
+forks a big multi-threaded worker, and it is the parent of every box: when it dies the kernel kills all of them, and when
 its owner dies (socket closed or pid gone) it kills them and removes their control groups. It also ends a box at its lifetime.
 
 A request is one packet: a memfd with JSON, then the descriptors that the operation names. Answers go through those descriptors:
@@ -11,7 +11,8 @@ A request is one packet: a memfd with JSON, then the descriptors that the operat
     exec     [result, stdin, ns...]   forks a middle process that enters the box, runs one command, caps its output
     shell    [channel, ns...]         the same for a shell, served until the channel closes (shell_agent.py)
 ns... are descriptors of the box's namespaces in the order of NAMESPACES. The uid is dropped before anything of the box is
-touched; inside, no capability is left, and the filter is the last thing before the program. Method of entering: setns(2), owner user namespace first, as its unprivileged owner.
+touched; inside, no capability is left, and the filter is the last thing before the program. Method of entering: setns(2),
+owner user namespace first, as its unprivileged owner.
 """
 
 from __future__ import annotations
@@ -141,7 +142,8 @@ def _serve(control: socket.socket, descriptors: list[int], boxes: dict[int, tupl
         try:
             control.close()
             signal.set_wakeup_fd(-1)
-            {"start": _start, "remount": _remount, "exec": _exec, "shell": _shell}[request["op"]](request | {"calls": calls}, fds[1:])
+            operation = {"start": _start, "remount": _remount, "exec": _exec, "shell": _shell}[request["op"]]
+            operation(request | {"calls": calls}, fds[1:])
         finally:
             os._exit(125)
     if request["op"] == "start":
