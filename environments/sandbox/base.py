@@ -15,28 +15,32 @@ import re
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 
 from data_contracts.errors import CapabilityError, InfraError, InputError, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxLimits, SandboxSpec
 from environments.sandbox.files import check_name
+from environments.sandbox.shell import BoxShell, Wire, stand
 from infra.rootfs import FOLDERS
 
-CONTRACT = frozenset({"exec", "files", "freeze"})
+CONTRACT = frozenset({"exec", "files", "freeze", "shell"})
 ISOLATION = frozenset({"isolation", "limits", "oom", "no_network"})
 """What a backend that may run a trained policy offers on top: the fake has none of it."""
 SCRATCH_BYTES = 32 * 1024 * 1024
 """Cap of /tmp and of /dev/shm, each; the work folder has `limits.disk_bytes`. All three count as the box's memory."""
 BYTES_PER_INODE = 4096
+USER = "box"
+"""The one user of commands (uid 1000, see infra/rootfs.py BOX_UID)."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def environment(spec: SandboxSpec, extra: Mapping[str, str]) -> dict[str, str]:
     """All variables a command sees: ours, then the problem's, then the request's. Nothing of the host's gets in."""
     fixed = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": "box", "LANG": "C.UTF-8",  # noqa: S108
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": USER, "LANG": "C.UTF-8",  # noqa: S108
         "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     merged = fixed | dict(spec.env) | dict(extra)
@@ -58,18 +62,38 @@ class Box(ABC):
         self._frozen = self._destroyed = self._removed = False
         self._lost: str | None = None
         self._born = time.monotonic()
-        self._destroying: asyncio.Future[None] | None = None
+        self.shells: set[BoxShell] = set()
 
     async def exec(self, request: ExecRequest) -> ExecResult:
         self._check_request(request)
         async with self._backend.turn():
-            self._usable("run a command")
-            try:
+            self.require_usable("run a command")
+            with self.losing():
                 return await self._exec(request, environment(self.spec, request.env))
-            except SandboxLost as error:
-                self._lost = str(error)
-                self._expired()
-                raise
+
+    async def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> BoxShell:
+        variables = environment(self.spec, env or {})
+        async with self._backend.turn():
+            self.require_usable("open a shell")
+            with self.losing():
+                wire = await self._shell(posixpath.join(self.spec.workdir, cwd or ""), variables)
+                await stand(wire)
+        shell = BoxShell(self, wire)
+        self.shells.add(shell)
+        return shell
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """Remembers that the box was lost, and by whose doing: a box past its lifetime was not lost by the policy."""
+        try:
+            yield
+        except SandboxLost as error:
+            self._lost = str(error)
+            self._expired()
+            raise
+
+    def turn(self) -> asyncio.Semaphore:
+        return self._backend.turn()
 
     async def put_files(self, files: Mapping[str, bytes]) -> None:
         for name in files:
@@ -79,14 +103,15 @@ class Box(ABC):
                 f"{size} bytes of files do not fit into the box's disk of {self.spec.limits.disk_bytes} bytes",
                 field="files", remedy="Raise limits.disk_bytes",
             )  # fmt: skip
-        self._usable("write files")
+        self.require_usable("write files")
         await self._put(files)
 
     async def freeze(self) -> None:
         if self._frozen and not self._destroyed:
             return
-        self._usable("be frozen")
+        self.require_usable("be frozen")
         await self._freeze()
+        await self._close_shells()
         self._frozen = True
 
     async def collect(self, names: Sequence[str], *, max_bytes: int) -> tuple[Artifact, ...]:
@@ -100,9 +125,14 @@ class Box(ABC):
         if self._removed:
             return
         self._destroyed = True
+        await self._close_shells()
         await self._destroy()
         self._removed = True
         self._backend.boxes.discard(self)
+
+    async def _close_shells(self) -> None:
+        for shell in list(self.shells):
+            await shell.close()
 
     def folder(self, request: ExecRequest) -> str:
         """Where the command runs: absolute, inside the box."""
@@ -119,9 +149,14 @@ class Box(ABC):
             )
         if request.max_output_bytes < 0:
             raise InputError("max_output_bytes is negative", field="max_output_bytes", remedy="Use 0 or more")
+        if request.user != USER:
+            raise InputError(
+                f"a box has one user for commands, {USER!r}, not {request.user!r}: none has more rights, and none is root",
+                field="user", remedy=f"Leave it out, or pass {USER!r}",
+            )  # fmt: skip
         environment(self.spec, request.env)
 
-    def _usable(self, action: str) -> None:
+    def require_usable(self, action: str) -> None:
         if self._destroyed or self._frozen:
             state = "destroyed" if self._destroyed else "frozen"
             raise InputError(
@@ -141,6 +176,9 @@ class Box(ABC):
 
     @abstractmethod
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult: ...
+
+    @abstractmethod
+    async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire: ...
 
     @abstractmethod
     async def _put(self, files: Mapping[str, bytes]) -> None: ...

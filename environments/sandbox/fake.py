@@ -19,10 +19,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from data_contracts.errors import InputError
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxSpec
+from environments.sandbox import shell_agent
 from environments.sandbox.base import CONTRACT, Backend, Box
 from environments.sandbox.files import read_files, write_files
+from environments.sandbox.shell import StreamWire, Wire
 from environments.sandbox.spawner import CANNOT_START, DRAIN_SECONDS, HeadTail
 
 
@@ -88,6 +91,20 @@ class FakeBox(Box):
             wall_seconds=time.monotonic() - began,
         )  # fmt: skip
 
+    async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire:
+        folder = self._folder / cwd.removeprefix(self.spec.workdir).lstrip("/")
+        pipe = asyncio.subprocess.PIPE
+        try:
+            agent = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", shell_agent.__file__, stdin=pipe, stdout=pipe, cwd=folder, env=dict(env),
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise InputError(
+                f"no shell in {cwd!r}: {error.strerror}", field="cwd", remedy="Name a folder of the box"
+            ) from error
+        return _ShellWire(agent)
+
     def _signal(self, group: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
@@ -106,6 +123,19 @@ class FakeBox(Box):
         await self._freeze()
         os.close(self._root)
         await asyncio.to_thread(shutil.rmtree, self._folder, True)
+
+
+class _ShellWire(StreamWire):
+    def __init__(self, agent: asyncio.subprocess.Process) -> None:
+        assert agent.stdin
+        assert agent.stdout
+        super().__init__(agent.stdout, agent.stdin)
+        self._agent = agent
+
+    async def end(self) -> None:
+        """The agent ends its session when its line closes, and then itself."""
+        await super().end()
+        await self._agent.wait()
 
 
 async def _exited(process: asyncio.subprocess.Process) -> None:

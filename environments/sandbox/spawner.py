@@ -1,15 +1,18 @@
 """The small process that starts boxes and commands in them. Run as a script; standard library only.
 
-Contract: one a backend, single-threaded, started with an inherited SEQPACKET socket and the pid of its owner. It forks so that
-nobody forks a big multi-threaded worker, and it is the parent of every box: when it dies the kernel kills all of them, and when
+Contract: one a backend, single-threaded, started with an inherited SEQPACKET socket, the pid of its owner, and a memfd with the
+filter of system calls (seccomp.py) that every box's first process and every command in a box gets. It forks so that nobody
+forks a big multi-threaded worker, and it is the parent of every box: when it dies the kernel kills all of them, and when
 its owner dies (socket closed or pid gone) it kills them and removes their control groups. It also ends a box at its lifetime.
 
 A request is one packet: a memfd with JSON, then the descriptors that the operation names. Answers go through those descriptors:
     start    [info, stderr, ready]    forks, joins the groups, drops to the box's uid, executes bubblewrap
     remount  [result, ns...]          sets options of the box's file systems (bubblewrap cannot set an inode limit)
     exec     [result, stdin, ns...]   forks a middle process that enters the box, runs one command, caps its output
+    shell    [channel, ns...]         the same for a shell, served until the channel closes (shell_agent.py)
 ns... are descriptors of the box's namespaces in the order of NAMESPACES. The uid is dropped before anything of the box is
-touched; inside, no capability is left. Method of entering: setns(2), owner user namespace first, as its unprivileged owner.
+touched; inside, no capability is left, and the filter is the last thing before the program. Method of entering: setns(2),
+owner user namespace first, as its unprivileged owner.
 """
 
 from __future__ import annotations
@@ -22,11 +25,20 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING or __name__ != "__main__":
+    from environments.sandbox import shell_agent
+else:  # as a script there are no packages, and none are wanted
+    import importlib.util
+
+    _spec = importlib.util.spec_from_file_location("shell_agent", os.path.join(os.path.dirname(__file__), "shell_agent.py"))
+    shell_agent = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(shell_agent)
+
+HeadTail = shell_agent.HeadTail
 NAMESPACES = ("owner", "user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 CANNOT_START = 127
 """Exit code of a command that could not be executed, as shells have it."""
@@ -35,45 +47,22 @@ DRAIN_SECONDS = 0.2
 BACKSTOP_SECONDS = 5.0
 """The owner enforces deadlines; this much later the middle process kills the command by itself."""
 
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
+_SECCOMP_MODE_FILTER = 2
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
 _CAP_VERSION_3 = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class HeadTail:
-    """Keeps the first and the last bytes of a stream, at most `cap` in all, with a line between that says what is gone."""
+class _Program(ctypes.Structure):
+    """struct sock_fprog"""
 
-    def __init__(self, cap: int) -> None:
-        room = max(cap - 64, 0) if cap >= 256 else cap
-        self._cap, self._head_room, self._tail_room = cap, room - room // 2, room // 2
-        self._head, self._tail, self._total = bytearray(), bytearray(), 0
-
-    def add(self, data: bytes) -> None:
-        self._total += len(data)
-        if len(self._head) < self._cap:
-            taken = self._cap - len(self._head)
-            self._head += data[:taken]
-            data = data[taken:]
-        if data:
-            self._tail += data
-            del self._tail[: max(len(self._tail) - self._cap, 0)]
-
-    @property
-    def truncated(self) -> bool:
-        return self._total > self._cap
-
-    def bytes(self) -> bytes:
-        if not self.truncated:
-            return bytes(self._head)
-        last = (bytes(self._head) + bytes(self._tail))[-self._tail_room :] if self._tail_room else b""
-        dropped = self._total - self._head_room - self._tail_room
-        marker = b"\n[... %d bytes dropped ...]\n" % dropped if self._cap >= 256 else b""
-        return bytes(self._head[: self._head_room]) + marker + last
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
 def main() -> None:
     control, owner = socket.socket(fileno=int(sys.argv[1])), os.pidfd_open(int(sys.argv[2]))
+    calls = _read_filter(int(sys.argv[3]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -96,8 +85,16 @@ def main() -> None:
             packet, descriptors, _, _ = socket.recv_fds(control, 16, 16)
             if not packet:
                 break
-            _serve(control, descriptors, boxes)
+            _serve(control, descriptors, boxes, calls)
     _end(boxes)
+
+
+def _read_filter(fd: int) -> bytes:
+    program = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.close(fd)
+    if not program or len(program) % 8:
+        raise SystemExit("the spawner was started without a filter of system calls")
+    return program
 
 
 def _reap(boxes: dict[int, tuple[float, list[str]]]) -> None:
@@ -134,7 +131,7 @@ def _remove(path: str) -> bool:
     return True
 
 
-def _serve(control: socket.socket, descriptors: list[int], boxes: dict[int, tuple[float, list[str]]]) -> None:
+def _serve(control: socket.socket, descriptors: list[int], boxes: dict[int, tuple[float, list[str]]], calls: bytes) -> None:
     # Away from the low numbers, which the children put in place.
     fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for fd in descriptors]
     for fd in descriptors:
@@ -145,7 +142,8 @@ def _serve(control: socket.socket, descriptors: list[int], boxes: dict[int, tupl
         try:
             control.close()
             signal.set_wakeup_fd(-1)
-            {"start": _start, "remount": _remount, "exec": _exec}[request["op"]](request, fds[1:])
+            operation = {"start": _start, "remount": _remount, "exec": _exec, "shell": _shell}[request["op"]]
+            operation(request | {"calls": calls}, fds[1:])
         finally:
             os._exit(125)
     if request["op"] == "start":
@@ -182,15 +180,16 @@ def _clean_signals() -> None:
 
 def _start(request: dict[str, Any], fds: list[int]) -> None:
     info, errors, ready = fds
-    null = os.open("/dev/null", os.O_RDWR)
-    for number, fd in enumerate((null, null, errors, info, ready)):
-        os.dup2(fd, number, inheritable=True)
+    os.dup2(errors, 2)
     try:
         _join(_open_groups(request["join"]))
         _drop(request["uid"], request["gid"])
+        null, calls = os.open("/dev/null", os.O_RDWR), os.memfd_create("calls")
+        os.write(calls, request["calls"])
+        os.lseek(calls, 0, os.SEEK_SET)
+        shell_agent.place({0: null, 1: null, 2: errors, 3: info, 4: ready, 5: calls})
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _clean_signals()
-        os.closerange(5, 1 << 16)
         os.execve(request["argv"][0], request["argv"], {})  # noqa: S606
     except OSError as error:
         os.write(2, f"cannot start {request['argv'][0]}: {error}".encode())
@@ -219,43 +218,72 @@ def _remount(request: dict[str, Any], fds: list[int]) -> None:
     os._exit(0)
 
 
+def _enter(request: dict[str, Any], spaces: dict[str, int]) -> list[int]:
+    """The middle process: outside the box but for the pid namespace of its children. Answers the groups for them to join."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # out of memory, in the box or on the host: commands go first, pid 1 stays
+    groups = _open_groups(request["join"])
+    _drop(request["uid"], request["gid"])
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _setns(spaces["owner"])
+    _setns(spaces["pid"])
+    return groups
+
+
 def _exec(request: dict[str, Any], fds: list[int]) -> None:
-    """The middle process: outside the box but for the pid namespace of its children; reports and exits."""
+    """Run one command, report and exit."""
     result, stdin, spaces = fds[0], fds[1], dict(zip(NAMESPACES, fds[2:], strict=True))
     captured = HeadTail(request["cap"]), HeadTail(request["cap"])
     header: dict[str, Any] = {"status": None, "wall": 0.0, "error": ""}
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # out of memory, in the box or on the host: commands go first, pid 1 stays
-        groups = _open_groups(request["join"])
-        _drop(request["uid"], request["gid"])
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        _setns(spaces["owner"])
-        _setns(spaces["pid"])
+        groups = _enter(request, spaces)
         started = time.monotonic()
         pipes = os.pipe(), os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                _become(request, spaces, groups, stdin, pipes[0][1], pipes[1][1])
-            finally:
-                os._exit(CANNOT_START)
+        child = _fork(request, spaces, groups, {0: stdin, 1: pipes[0][1], 2: pipes[1][1]})
         for _, write_end in pipes:
             os.close(write_end)
         header["status"] = _watch(child, (pipes[0][0], pipes[1][0]), captured, started + request["seconds"])
         header["wall"] = time.monotonic() - started
     except OSError as error:
         header["error"] = str(error)
-    out, err = (stream.bytes() for stream in captured)
-    header |= {"out": len(out), "err": len(err), "truncated": [stream.truncated for stream in captured]}
-    text = json.dumps(header).encode()
-    payload = memoryview(struct.pack("!I", len(text)) + text + out + err)
+    payload = memoryview(shell_agent.answer(captured, **header))
     try:
         while payload:
             payload = payload[os.write(result, payload) :]
     except BrokenPipeError:  # the caller gave up
         pass
     os._exit(0)
+
+
+def _shell(request: dict[str, Any], fds: list[int]) -> None:
+    """Serve one shell until its owner closes the channel. Everything it starts is in the last of the groups."""
+    channel, spaces = fds[0], dict(zip(NAMESPACES, fds[1:], strict=True))
+    held = os.open(os.path.join(request["join"][-1], "cgroup.procs"), os.O_RDONLY | os.O_CLOEXEC)
+
+    def start(out: int, err: int, text: int, control: int) -> int:
+        groups = _enter(request, spaces)
+        stdin = os.open("/dev/null", os.O_RDONLY)
+        return _fork(request, spaces, groups, {0: stdin, 1: out, 2: err, shell_agent.TEXT: text, shell_agent.CONTROL: control})
+
+    def others() -> set[int]:
+        os.lseek(held, 0, os.SEEK_SET)
+        rows = b""
+        while block := os.read(held, 65536):
+            rows += block
+        return {int(row) for row in rows.split()} - {0}
+
+    shell_agent.serve(channel, channel, start, others)
+    os._exit(0)
+
+
+def _fork(request: dict[str, Any], spaces: dict[str, int], groups: list[int], descriptors: dict[int, int]) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            _become(request, spaces, groups, descriptors)
+        finally:
+            os._exit(CANNOT_START)
+    return child
 
 
 def _watch(child: int, streams: tuple[int, int], captured: tuple[HeadTail, HeadTail], deadline: float) -> int:
@@ -293,9 +321,9 @@ def _watch(child: int, streams: tuple[int, int], captured: tuple[HeadTail, HeadT
     return status if status is not None else 0
 
 
-def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], stdin: int, out: int, err: int) -> None:
+def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], descriptors: dict[int, int]) -> None:
     """In the box's pid namespace: join its limits and its other namespaces, give up every right, execute."""
-    os.dup2(err, 2)
+    os.dup2(descriptors[2], 2)
     try:
         _join(groups)
         for name in ("cgroup", "uts", "ipc", "net", "mnt", "user"):
@@ -309,15 +337,22 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
         os.setsid()
         os.umask(0o022)
         os.chdir(request["cwd"])
+        _clean_signals()
+        shell_agent.place(descriptors)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-        _clean_signals()
-        os.dup2(stdin, 0)
-        os.dup2(out, 1)
-        os.closerange(3, 1 << 16)
+        _filter_calls(request["calls"])
         _execute(request["argv"], request["env"])
     except OSError as error:
         os.write(2, f"{request['argv'][0]}: {error.strerror}\n".encode(errors="replace"))
+
+
+def _filter_calls(calls: bytes) -> None:
+    """From here on, in this process and all it starts, for ever. Needs no_new_privs, which `_drop` has set."""
+    program = _Program(len(calls) // 8, calls)
+    if _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"the filter of system calls is refused: {os.strerror(number)}")
 
 
 def _execute(argv: list[str], environment: dict[str, str]) -> None:
