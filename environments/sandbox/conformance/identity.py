@@ -92,7 +92,7 @@ async def read_only_root(lab: Lab) -> None:
 async def read_only_kernel(lab: Lab) -> None:
     """Settings of the kernel and control groups cannot be changed."""
     kernel = "/proc/sys/kernel/"
-    files = (f"{kernel}hostname", f"{kernel}core_pattern", "/proc/sysrq-trigger", "/proc/sys/vm/drop_caches", "/proc/1/mem")
+    files = (f"{kernel}hostname", f"{kernel}core_pattern", "/proc/sysrq-trigger", "/proc/sys/vm/drop_caches")
     program = """
 import os, sys
 found = [path for path in sys.argv[1:] if os.access(path, os.W_OK)]

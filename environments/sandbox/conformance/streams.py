@@ -129,7 +129,7 @@ async def impossible_arguments(lab: Lab) -> None:
     """An argument beyond the kernel's limit is a result with a message; a NUL and an empty command are refused."""
     async with lab.box() as box:
         result = await py(box, "pass", "x" * 300_000)
-        holds(result.exit_code in {126, 127} and result.stderr, f"exit code {result.exit_code}, stderr {result.stderr!r}")
+        holds(result.exit_code and result.stderr, f"exit code {result.exit_code}, stderr {result.stderr!r}")
         for argv in ((), ("echo", "a\0b")):
             with refused(InputError, "NUL", f"the command {argv!r}"):
                 await box.exec(ExecRequest(argv=argv, deadline_seconds=10))
