@@ -49,7 +49,7 @@ async def children(lab: Lab) -> None:
     """A background child of a command ends with the box."""
     mark = marker()
     async with lab.box() as box:
-        await sh(box, f"sleep {mark} & true")
+        await sh(box, f"sleep {mark} > /dev/null 2>&1 & true")
 
     async def gone() -> bool:
         return not await asyncio.to_thread(hostview.pids, mark)
@@ -100,7 +100,7 @@ async def descriptors(lab: Lab) -> None:
     async def one() -> None:
         async with lab.box() as box:
             await sh(box, f"sleep {marker()}", seconds=0.3)
-            await sh(box, "sleep 5 & head -c 300000 /dev/zero", stdin=b"x" * 300_000)
+            await sh(box, "sleep 5 > /dev/null 2>&1 & head -c 300000 /dev/zero", stdin=b"x" * 300_000)
 
     await one()  # threads and connections of the first use
     before = await asyncio.to_thread(hostview.descriptors)
@@ -128,7 +128,7 @@ async def failures(lab: Lab) -> None:
     mark = marker()
     with suppress(ZeroDivisionError):
         async with lab.box() as box:
-            await sh(box, f"sleep {mark} & true")
+            await sh(box, f"sleep {mark} > /dev/null 2>&1 & true")
             raise ZeroDivisionError
     same((box in lab.backend.boxes, await asyncio.to_thread(hostview.pids, mark)), (False, []), "listed, and processes left")
 
