@@ -143,8 +143,10 @@ class DockerBackend(Backend):
     def _create(self, spec: SandboxSpec) -> Container:
         import docker
 
-        limits, scratch = spec.limits, f"rw,nosuid,nodev,exec,mode=1777,size={SCRATCH_BYTES},nr_inodes={inodes(spec.limits)}"
-        work = f"rw,nosuid,nodev,exec,mode=0700,uid={BOX_UID},gid={BOX_UID},size={limits.disk_bytes},nr_inodes={inodes(limits)}"
+        # The policy's own: some runtimes give a tmpfs the mode of the image's folder, whatever mode is asked for.
+        mine, limits = f"uid={BOX_UID},gid={BOX_UID}", spec.limits
+        scratch = f"rw,nosuid,nodev,exec,mode=1777,{mine},size={SCRATCH_BYTES},nr_inodes={inodes(limits)}"
+        work = f"rw,nosuid,nodev,exec,mode=0700,{mine},size={limits.disk_bytes},nr_inodes={inodes(limits)}"
         return self.client.containers.create(
             image_name(spec.image),
             ["/bin/sleep", str(math.ceil(limits.lifetime_seconds))],
@@ -154,8 +156,8 @@ class DockerBackend(Backend):
             hostname="box",
             working_dir=spec.workdir,
             read_only=True,
-            tmpfs={spec.workdir: work, "/tmp": scratch},  # noqa: S108
-            shm_size=SCRATCH_BYTES,
+            # /dev/shm by a tmpfs of ours: the engine's own has a limit of bytes, but none of inodes.
+            tmpfs={spec.workdir: work, "/tmp": scratch, "/dev/shm": scratch},  # noqa: S108
             network_mode="none",
             dns=["127.0.0.1"],  # otherwise the box could read the host's name servers
             ipc_mode="private",
