@@ -15,7 +15,7 @@ import re
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from data_contracts.errors import CapabilityError, InfraError, InputError, SandboxLost
@@ -58,18 +58,31 @@ class Box(ABC):
         self._frozen = self._destroyed = self._removed = False
         self._lost: str | None = None
         self._born = time.monotonic()
-        self._destroying: asyncio.Future[None] | None = None
+        self._bury: Callable[[Box], Awaitable[None]] = Box.remove
 
     async def exec(self, request: ExecRequest) -> ExecResult:
         self._check_request(request)
         async with self._backend.turn():
             self._usable("run a command")
             try:
-                return await self._exec(request, environment(self.spec, request.env))
+                async with asyncio.timeout(self._left()):
+                    return await self._exec(request, environment(self.spec, request.env))
+            except TimeoutError:  # the box itself may be built to last a little longer (pool.py)
+                self._expired()
+                raise
             except SandboxLost as error:
                 self._lost = str(error)
                 self._expired()
                 raise
+
+    async def probe(self) -> None:
+        """Raises InfraError unless the box still is what was asked for: alive, isolated, limited. Before it is handed out."""
+        self._usable("be handed out")
+        await self._probe()
+
+    def hand_out(self, spec: SandboxSpec, bury: Callable[[Box], Awaitable[None]]) -> None:
+        """A box made ahead, with a longer life, becomes its user's: its lifetime counts from now. `bury` sees to its removal."""
+        self.spec, self._born, self._bury = spec, time.monotonic(), bury
 
     async def put_files(self, files: Mapping[str, bytes]) -> None:
         for name in files:
@@ -100,6 +113,13 @@ class Box(ABC):
         if self._removed:
             return
         self._destroyed = True
+        await self._bury(self)
+
+    async def remove(self) -> None:
+        """Take the box apart; nothing of it is left. Idempotent."""
+        self._destroyed = True
+        if self._removed:
+            return
         await self._destroy()
         self._removed = True
         self._backend.boxes.discard(self)
@@ -131,8 +151,15 @@ class Box(ABC):
         if self._lost:
             raise SandboxLost(self._lost)
 
+    @property
+    def age_seconds(self) -> float:
+        return time.monotonic() - self._born
+
+    def _left(self) -> float:
+        return max(self.spec.limits.lifetime_seconds - self.age_seconds, 0.0) + 0.001
+
     def _expired(self) -> None:
-        if time.monotonic() - self._born > self.spec.limits.lifetime_seconds:
+        if self.age_seconds > self.spec.limits.lifetime_seconds:
             raise InfraError(
                 "sandbox_backend",
                 f"box {self.id} outlived limits.lifetime_seconds={self.spec.limits.lifetime_seconds};"
@@ -141,6 +168,9 @@ class Box(ABC):
 
     @abstractmethod
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult: ...
+
+    @abstractmethod
+    async def _probe(self) -> None: ...
 
     @abstractmethod
     async def _put(self, files: Mapping[str, bytes]) -> None: ...
@@ -171,15 +201,17 @@ class Backend(ABC):
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
 
     async def acquire(self, spec: SandboxSpec) -> Box:
-        self._check_spec(spec)
+        self.check_spec(spec)
         async with self.turn():
             box = await self._acquire(spec)
         self.boxes.add(box)
         return box
 
     async def close(self) -> None:
-        for box in list(self.boxes):
-            await box.destroy()
+        ends = await asyncio.gather(*(box.remove() for box in list(self.boxes)), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
     @abstractmethod
     async def check(self) -> None: ...
@@ -190,7 +222,8 @@ class Backend(ABC):
     @abstractmethod
     async def _acquire(self, spec: SandboxSpec) -> Box: ...
 
-    def _check_spec(self, spec: SandboxSpec) -> None:
+    def check_spec(self, spec: SandboxSpec) -> None:
+        """Raises CapabilityError for a box that this backend cannot make."""
         if missing := sorted(set(spec.needs) - self.capabilities):
             raise CapabilityError(
                 f"the sandbox backend '{self.name}' does not offer {', '.join(missing)}; it offers"

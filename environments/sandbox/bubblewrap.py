@@ -200,7 +200,7 @@ class BubblewrapBox(Box):
         self._remount(limits)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fds["work"] = os.open(f"/proc/{self.pid}/root{self.spec.workdir}", flags)
-        self._probe()
+        self._inspect()
 
     def _remount(self, limits: SandboxLimits) -> None:
         mounts = [
@@ -216,7 +216,15 @@ class BubblewrapBox(Box):
         if text != b"ok":
             raise InfraError("sandbox_backend", f"the box's disk cannot be limited: {text.decode(errors='replace')}")
 
-    def _probe(self) -> None:
+    async def _probe(self) -> None:
+        if not self._alive():
+            raise InfraError("sandbox_backend", f"box {self.id} ended before it was handed out")
+        try:
+            await asyncio.to_thread(self._inspect)
+        except OSError as error:
+            raise InfraError("sandbox_backend", f"box {self.id} cannot be inspected: {error}") from error
+
+    def _inspect(self) -> None:
         """The box really is what was asked for: seen from the host, before anybody may use it."""
         status = dict(row.split(":\t", 1) for row in Path(f"/proc/{self.pid}/status").read_text().splitlines() if ":\t" in row)
         shared = [n for n in spawner.NAMESPACES[1:] if os.fstat(self._fds[n]).st_ino == os.stat(f"/proc/self/ns/{n}").st_ino]
@@ -226,6 +234,7 @@ class BubblewrapBox(Box):
         faults += [] if status["NoNewPrivs"].strip() == "1" else ["may gain privileges"]
         faults += [] if set(status["Uid"].split()) == {str(self._uid)} else [f"runs as uid {status['Uid']}"]
         faults += [] if self._group.owner.name in groups else ["is not in its control group"]
+        faults += self._group.loosened(self.spec.limits)
         if faults:
             raise InfraError("sandbox_backend", f"box {self.id} {', '.join(faults)}; it was not handed out")
 

@@ -205,8 +205,16 @@ class DockerBox(Box):
     def start(self) -> None:
         """Blocks. Starts the container and reads back that it is what was asked for."""
         self.container.start()
+        about = self._inspect()
+        # The counter is readable only where engine and worker share a host; the id proves that the pid is the engine's.
+        self._init = int(about["State"]["Pid"])
+        found = oom_file(self._init) if self._init else None
+        self._oom_file = found if found and str(self.container.id) in str(found) else None
+
+    def _inspect(self) -> dict[str, Any]:
+        """Blocks. The container's attributes, read back from the engine: it runs, and is what was asked for."""
         self.container.reload()
-        about = self.container.attrs
+        about: dict[str, Any] = self.container.attrs
         host, limits = about["HostConfig"], self.spec.limits
         expected = {
             "Privileged": False, "ReadonlyRootfs": True, "NetworkMode": "none", "PidMode": "", "IpcMode": "private",
@@ -218,14 +226,15 @@ class DockerBox(Box):
         faults += [f"network {name}" for name in about["NetworkSettings"]["Networks"] if name != "none"]
         faults += [] if "no-new-privileges:true" in (host["SecurityOpt"] or []) else ["no no-new-privileges"]
         faults += [] if about["Config"]["User"].partition(":")[0] not in {"", "0", "root"} else ["user root"]
+        faults += [] if about["State"]["Running"] else [f"ended with exit code {about['State'].get('ExitCode')}"]
         if faults:
             raise InfraError(
                 "sandbox_backend", f"box {self.id} differs from what was asked: {', '.join(faults)}; it was not handed out"
             )
-        # The counter is readable only where engine and worker share a host; the id proves that the pid is the engine's.
-        self._init = int(about["State"]["Pid"])
-        found = oom_file(self._init) if self._init else None
-        self._oom_file = found if found and str(self.container.id) in str(found) else None
+        return about
+
+    async def _probe(self) -> None:
+        await self._host.run(self._inspect)
 
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
         if "=" in request.argv[0]:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from data_contracts.errors import InfraError
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxSpec
 from environments.sandbox.base import CONTRACT, Backend, Box
@@ -92,6 +93,10 @@ class FakeBox(Box):
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 
+    async def _probe(self) -> None:
+        if not self._folder.is_dir():
+            raise InfraError("sandbox_backend", f"the folder of box {self.id} is gone: {self._folder}")
+
     async def _put(self, files: Mapping[str, bytes]) -> None:
         await asyncio.to_thread(write_files, self._root, files)
 
@@ -104,7 +109,9 @@ class FakeBox(Box):
 
     async def _destroy(self) -> None:
         await self._freeze()
-        os.close(self._root)
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
         await asyncio.to_thread(shutil.rmtree, self._folder, True)
 
 
