@@ -81,7 +81,7 @@ class Box(ABC):
         await self._probe()
 
     def hand_out(self, spec: SandboxSpec, bury: Callable[[Box], Awaitable[None]]) -> None:
-        """A box made ahead, with a longer life, becomes its user's: its lifetime counts from now. `bury` sees to its removal."""
+        """A box made ahead, with a longer life, becomes its user's: its lifetime counts from now; `bury` will remove it."""
         self.spec, self._born, self._bury = spec, time.monotonic(), bury
 
     async def put_files(self, files: Mapping[str, bytes]) -> None:

@@ -82,9 +82,12 @@ class Group:
             return {self.owner.parent / name: value for name, value in values.items()}
         memory, cpu = self.tree.bases["memory"] / slot, self.tree.bases["cpu"] / slot
         return {
-            memory / "memory.limit_in_bytes": memory_bytes, memory / "memory.memsw.limit_in_bytes": memory_bytes,
-            self.tree.bases["pids"] / slot / "pids.max": pids, cpu / "cpu.cfs_period_us": "100000", cpu / "cpu.cfs_quota_us": quota,
-        }  # fmt: skip
+            memory / "memory.limit_in_bytes": memory_bytes,
+            memory / "memory.memsw.limit_in_bytes": memory_bytes,
+            self.tree.bases["pids"] / slot / "pids.max": pids,
+            cpu / "cpu.cfs_period_us": "100000",
+            cpu / "cpu.cfs_quota_us": quota,
+        }
 
     def oom_kills(self) -> int:
         """Processes of this box that the kernel has killed for its memory limit."""

@@ -1,13 +1,14 @@
 """Boxes made ahead: a backend around another one that hands out its boxes without the wait for making them.
 
-Contract: environments/sandbox/base.py, kept as the inner backend keeps it. A kind of box (an equal SandboxSpec) that is asked for
-a second time gets a shelf of `warm` boxes; at most `KINDS` kinds are remembered, the one not asked for longest goes first. A box
-is handed out once, and only after it was inspected again at that moment: alive, isolated and limited as asked. Whoever finds the
-shelf empty waits for the next box, first come, first served; the makers are bounded, so that commands keep half of the turns. A
-box is made to live SHELF_SECONDS longer than asked and its lifetime counts from the hand-out; one that was on the shelf for
-longer is thrown away. A box that cannot be made is the error of one waiter; with nobody waiting, nothing more is made ahead
-until a box was made again. `destroy` returns when the box is out of use; its removal goes on behind, bounded, and `close`
-waits for it. What a crash leaves is the inner backend's `reap` to remove: boxes on a shelf carry the same labels.
+Contract: environments/sandbox/base.py, kept as the inner backend keeps it. A kind of box (an equal SandboxSpec) that is asked
+for a second time gets a shelf of `warm` boxes; at most `KINDS` kinds are remembered, the one not asked for longest goes
+first. A box is handed out once, and only after it was inspected again at that moment: alive, isolated and limited as asked.
+Whoever finds the shelf empty waits for the next box, first come, first served; the makers are bounded, so that commands keep
+half of the turns. A box is made to live SHELF_SECONDS longer than asked and its lifetime counts from the hand-out; one that
+was on the shelf for longer is thrown away. A box that cannot be made is the error of one waiter; with nobody waiting, nothing
+more is made ahead until a box was made again. `destroy` returns when the box is out of use; its removal goes on behind,
+bounded, and `close` waits for it. What a crash leaves is the inner backend's `reap` to remove: boxes on a shelf carry the
+same labels.
 Gaps: one event loop at a time. Boxes on an idle shelf hold memory until their lifetime ends them.
 """
 
@@ -178,7 +179,8 @@ class WarmBackend(Backend):
 
     def _refill(self) -> None:
         """Start makers: for those who wait first, then for the kinds asked for last."""
-        shelves = sorted(reversed(self._shelves.values()), key=lambda shelf: not shelf.waiters)
+        newest = list(self._shelves.values())[::-1]
+        shelves = [shelf for shelf in newest if shelf.waiters] + [shelf for shelf in newest if not shelf.waiters]
         free = self._most_makers - sum(len(shelf.makers) for shelf in shelves)
         for shelf in shelves:
             for _ in range(min(shelf.missing(self.warm), free)):
