@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.errors import InfraError, MissingRequirement, SandboxLost
-from data_contracts.protocols import ExecRequest, ExecResult
+from data_contracts.protocols import ExecRequest, ExecResult, Preload
 from data_contracts.records import Artifact, SandboxLimits, SandboxSpec
 from environments.sandbox import cgroups, spawner
 from environments.sandbox.base import CONTRACT, ISOLATION, SCRATCH_BYTES, Backend, Box, inodes
@@ -39,6 +39,10 @@ from infra.rootfs import BOX_UID, rootfs_path
 
 START_SECONDS = 30.0
 _NS_GET_USERNS = 0xB701
+_PRELOAD_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
+}  # fmt: skip
+"""Of interpreters that are forked; the fork then takes its command's own."""
 _PID_1 = 'trap "" CHLD; echo ready >&4; exec sleep infinity 2>/dev/null 3>&- 4>&-'
 """Ignored SIGCHLD makes the kernel reap orphans; signals from inside the box do not reach a pid 1 without handlers."""
 
@@ -54,6 +58,9 @@ class BubblewrapBackend(Backend):
         self._control: socket.socket | None = None
         self._spawner: subprocess.Popen[bytes] | None = None
         self._bwrap = ""
+        self._preloading = threading.Lock()
+        self._preloaded: dict[tuple[int, Path, Preload], socket.socket] = {}
+        """Sockets of interpreters that are forked, by spawner, root file system and what they have imported."""
 
     async def check(self) -> None:
         await asyncio.to_thread(self._require)
@@ -102,6 +109,8 @@ class BubblewrapBackend(Backend):
         await super().close()
         with self._lock:
             control, process, self._control, self._spawner = self._control, self._spawner, None, None
+        while self._preloaded:
+            self._preloaded.popitem()[1].close()
         if control and process:
             control.close()
             await asyncio.to_thread(process.wait, 30)
@@ -147,6 +156,48 @@ class BubblewrapBackend(Backend):
             raise InfraError("sandbox_backend", f"the sandbox spawner does not answer: {error}") from error
         finally:
             os.close(body)
+
+    def send_preloaded(self, preload: Preload, image: str, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """One request to the interpreter that has `preload` imported, started when there is none. Blocks for a moment."""
+        body, root = os.memfd_create("request"), rootfs_path(image)
+        try:
+            os.write(body, json.dumps(request).encode())
+            try:
+                socket.send_fds(self._interpreter(preload, root), [b"r"], [body, *descriptors])
+            except (BrokenPipeError, ConnectionResetError):  # it was killed, by the host's memory limit for example
+                with self._preloading:
+                    while self._preloaded:
+                        self._preloaded.popitem()[1].close()
+                socket.send_fds(self._interpreter(preload, root), [b"r"], [body, *descriptors])
+        except OSError as error:
+            raise InfraError("sandbox_backend", f"no interpreter with modules imported can be started: {error!r}") from error
+        finally:
+            os.close(body)
+
+    def _interpreter(self, preload: Preload, root: Path) -> socket.socket:
+        with self._preloading:
+            pid = self._spawner.pid if self._spawner else 0
+            found = self._preloaded.get((pid, root, preload))
+            if found is not None:
+                return found
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                request = {
+                    "op": "preload", "owner": os.getpid(), "root": str(root), "options": preload.options,
+                    "modules": preload.modules, "env": _PRELOAD_ENVIRONMENT,
+                }  # fmt: skip
+                pid = self.send(request, [theirs.fileno()])
+            ours.settimeout(START_SECONDS)
+            try:
+                ready = ours.recv(16)
+            except OSError:
+                ready = b""
+            if ready != b"ready":
+                ours.close()
+                raise OSError("it did not start in time" if ready else "it ended while it started")
+            ours.settimeout(None)
+            self._preloaded[pid, root, preload] = ours
+            return ours
 
     def spawner_alive(self, pid: int) -> bool:
         return self._spawner is not None and self._spawner.pid == pid and self._spawner.poll() is None
@@ -287,6 +338,7 @@ class BubblewrapBox(Box):
     def _launch(self, number: int, request: ExecRequest, env: Mapping[str, str]) -> Any:
         stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         read_end, write_end = os.pipe()
+        groups: list[int] = []
         try:
             view = memoryview(request.stdin)
             while view:
@@ -297,16 +349,24 @@ class BubblewrapBox(Box):
             )
             message = {
                 "op": "exec", "argv": request.argv, "env": env, "cwd": self.folder(request), "uid": self._uid,
-                "gid": self._gid, "cap": request.max_output_bytes, "seconds": request.deadline_seconds,
-                "join": self._group.joins(number),
+                "gid": self._gid, "cap": request.max_output_bytes, "seconds": request.deadline_seconds, "script": "",
             }  # fmt: skip
-            self._host.send(message, [write_end, stdin, *self._spaces()])
+            groups += [os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._group.joins(number)]
+            descriptors = [write_end, stdin, *self._spaces(), *groups]
+            if request.preload is not None and os.geteuid() == 0:
+                message["script"] = request.argv[-1]
+                self._host.send_preloaded(request.preload, self.spec.image, message, descriptors)
+            else:
+                self._host.send(message, descriptors)
+        except OSError as error:
+            os.close(read_end)
+            raise InfraError("sandbox_backend", f"a command cannot be started in box {self.id}: {error}") from error
         except BaseException:
             os.close(read_end)
             raise
         finally:
-            os.close(stdin)
-            os.close(write_end)
+            for fd in (stdin, write_end, *groups):
+                os.close(fd)
         return os.fdopen(read_end, "rb", buffering=0)
 
     async def _result(self, payload: bytes, timed_out: bool, kills: int, wall: float) -> ExecResult:

@@ -7,15 +7,20 @@ its owner dies (socket closed or pid gone) it kills them and removes their contr
 A request is one packet: a memfd with JSON, then the descriptors that the operation names. Answers go through those descriptors:
     start    [info, stderr, ready]    forks, joins the groups, drops to the box's uid, executes bubblewrap
     remount  [result, ns...]          sets options of the box's file systems (bubblewrap cannot set an inode limit)
-    exec     [result, stdin, ns...]   forks a middle process that enters the box, runs one command, caps its output
-ns... are descriptors of the box's namespaces in the order of NAMESPACES. The uid is dropped before anything of the box is
-touched; inside, no capability is left. Method of entering: setns(2), owner user namespace first, as its unprivileged owner.
+    exec     [result, stdin, ns..., groups...]   forks a middle process that enters the box, runs one command, caps its output
+    preload  [control]                starts this same script in the interpreter of a box's root file system (see `serve_forks`)
+ns... are descriptors of the box's namespaces in the order of NAMESPACES; groups... its control groups' open cgroup.procs.
+The uid is dropped before anything of the box is touched; inside, no capability is left. Method of entering: setns(2), owner
+user namespace first, as its unprivileged owner.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
+import gc
+import importlib
 import json
 import os
 import resource
@@ -25,6 +30,7 @@ import socket
 import struct
 import sys
 import time
+import types
 from typing import Any
 
 NAMESPACES = ("owner", "user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
@@ -35,8 +41,9 @@ DRAIN_SECONDS = 0.2
 BACKSTOP_SECONDS = 5.0
 """The owner enforces deadlines; this much later the middle process kills the command by itself."""
 
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
-_MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 32, 1 << 12, 1 << 14, 1 << 18
+_CLONE_NEWNS, _CLONE_NEWNET, _MNT_DETACH = 1 << 17, 1 << 30, 2
 _CAP_VERSION_3 = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -135,23 +142,69 @@ def _remove(path: str) -> bool:
 
 
 def _serve(control: socket.socket, descriptors: list[int], boxes: dict[int, tuple[float, list[str]]]) -> None:
-    # Away from the low numbers, which the children put in place.
-    fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for fd in descriptors]
-    for fd in descriptors:
-        os.close(fd)
-    request = json.loads(os.pread(fds[0], os.fstat(fds[0]).st_size, 0))
+    fds = _away(descriptors)
+    request = _read(fds[0])
     child = os.fork()
     if child == 0:
         try:
             control.close()
             signal.set_wakeup_fd(-1)
-            {"start": _start, "remount": _remount, "exec": _exec}[request["op"]](request, fds[1:])
+            {"start": _start, "remount": _remount, "exec": _exec, "preload": _preload}[request["op"]](request, fds[1:])
         finally:
             os._exit(125)
     if request["op"] == "start":
         boxes[child] = (time.monotonic() + request["lifetime"], request["groups"])
     for fd in fds:
         os.close(fd)
+
+
+def _away(descriptors: list[int]) -> list[int]:
+    """The same descriptors away from the low numbers, which the children put in place."""
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for fd in descriptors]
+    for fd in descriptors:
+        os.close(fd)
+    return moved
+
+
+def _read(body: int) -> dict[str, Any]:
+    request: dict[str, Any] = json.loads(os.pread(body, os.fstat(body).st_size, 0))
+    return request
+
+
+def serve_forks() -> None:
+    """The loop of an interpreter that has modules imported already and is forked for every command that wants them.
+
+    It runs in a mount namespace with nothing but the box's root file system, read-only, and no network, and never runs or reads
+    anything of a request: the fork does, and goes the same way into the box as a command does, without the execve at its end.
+    It ends with its owner, with the spawner, or when its socket is closed.
+    """
+    control, owner = socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])
+    for name in sys.argv[4:]:
+        with contextlib.suppress(ImportError):  # the script will say so itself
+            importlib.import_module(name)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    gc.collect()
+    gc.freeze()
+    control.send(b"ready")
+    while True:
+        readable, _, _ = select.select([control.fileno(), owner], [], [])
+        if owner in readable:
+            return
+        packet, descriptors, _, _ = socket.recv_fds(control, 16, 16)
+        if not packet:
+            return
+        if os.fork() == 0:
+            try:
+                control.close()
+                os.close(owner)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                fds = _away(descriptors)
+                _exec(_read(fds[0]), fds[1:])
+            finally:
+                os._exit(125)
+        for fd in descriptors:
+            os.close(fd)
 
 
 # ------------------------------------------------------------------------------------------------ in the forked children
@@ -196,10 +249,42 @@ def _start(request: dict[str, Any], fds: list[int]) -> None:
         os.write(2, f"cannot start {request['argv'][0]}: {error}".encode())
 
 
-def _setns(fd: int) -> None:
-    if _libc.setns(fd, 0) != 0:
+def _preload(request: dict[str, Any], fds: list[int]) -> None:
+    """Become the interpreter of the root file system `request["root"]`; see `serve_forks`. Root only."""
+    source = os.memfd_create("source")
+    with open(__file__, "rb") as file:
+        os.write(source, file.read())
+    owner, null, root = os.pidfd_open(request["owner"]), os.open("/dev/null", os.O_RDWR), request["root"].encode()
+    owner, null, source = _away([owner, null, source])
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    read_only = _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV
+    _checked(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET), "unshare")
+    _checked(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount")
+    _checked(_libc.mount(root, root, None, _MS_BIND, None), "mount")
+    _checked(_libc.mount(b"none", root, None, read_only, None), "mount")
+    os.chdir(root)
+    _checked(_libc.pivot_root(b".", b"."), "pivot_root")
+    _checked(_libc.umount2(b".", _MNT_DETACH), "umount")
+    os.chdir("/")
+    for number, fd in zip((0, 1, 3, 4, 5), (null, null, fds[0], owner, source), strict=True):
+        os.dup2(fd, number, inheritable=True)
+    os.lseek(5, 0, os.SEEK_SET)
+    os.closerange(6, 1 << 16)
+    load = "import os; exec(compile(os.fdopen(5, closefd=True).read(), 'spawner', 'exec'))"
+    argv = ["python3", *request["options"], "-c", load, "--preload", "3", "4", *request["modules"]]
+    os.execve("/usr/bin/python3", argv, request["env"])  # noqa: S606
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "setns")
+        raise OSError(number, os.strerror(number), what)
+
+
+def _setns(fd: int) -> None:
+    _checked(_libc.setns(fd, 0), "setns")
 
 
 def _remount(request: dict[str, Any], fds: list[int]) -> None:
@@ -221,13 +306,13 @@ def _remount(request: dict[str, Any], fds: list[int]) -> None:
 
 def _exec(request: dict[str, Any], fds: list[int]) -> None:
     """The middle process: outside the box but for the pid namespace of its children; reports and exits."""
-    result, stdin, spaces = fds[0], fds[1], dict(zip(NAMESPACES, fds[2:], strict=True))
+    result, stdin, spaces, groups = fds[0], fds[1], dict(zip(NAMESPACES, fds[2:10], strict=True)), fds[10:]
     captured = HeadTail(request["cap"]), HeadTail(request["cap"])
     header: dict[str, Any] = {"status": None, "wall": 0.0, "error": ""}
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # out of memory, in the box or on the host: commands go first, pid 1 stays
-        groups = _open_groups(request["join"])
+        if not request["script"]:  # else it was set before the fork
+            with open("/proc/self/oom_score_adj", "w") as file:
+                file.write("1000")  # out of memory, in the box or on the host: commands go first, pid 1 stays
         _drop(request["uid"], request["gid"])
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _setns(spaces["owner"])
@@ -315,7 +400,10 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
         os.dup2(stdin, 0)
         os.dup2(out, 1)
         os.closerange(3, 1 << 16)
-        _execute(request["argv"], request["env"])
+        if request["script"]:
+            _run(request["script"], request["env"])
+        else:
+            _execute(request["argv"], request["env"])
     except OSError as error:
         os.write(2, f"{request['argv'][0]}: {error.strerror}\n".encode(errors="replace"))
 
@@ -333,5 +421,36 @@ def _execute(argv: list[str], environment: dict[str, str]) -> None:
     raise failure
 
 
+def _run(path: str, environment: dict[str, str]) -> None:
+    """Run the Python script at `path` in this process as a fresh interpreter would, then end the process."""
+    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as after an execve
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(environment)
+    module, code = types.ModuleType("__main__"), 0
+    module.__file__ = os.path.abspath(path)
+    sys.modules["__main__"], sys.argv = module, [path]
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+        exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102  in the box, as its user
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if code == 1 and end.code != 1:
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException:  # noqa: BLE001  as an interpreter does
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "--preload":
+        serve_forks()
+    else:
+        main()
