@@ -5,14 +5,15 @@ privileges, limits of memory (swap included), processes and CPU, an init, no log
 container's own processes and the policy's commands run under different users, both not root, so a policy cannot end the
 container by killing it. What was asked for is read back from the engine before a box is handed out.
 The engine's exec has neither deadline nor cap: the stream is read here, with both. When a command has ended and no other
-runs, or when one has timed out, *every* process of the policy is killed, background ones included. The engine starts an exec by
-a helper that takes the policy's user before it executes; a process of the policy that stops or kills it would block the
-engine, and that would look like an outage. The killing is done from the host (docker_processes.py), out of the policy's reach.
-If it cannot be done, the container is destroyed, and the box is lost by the policy's own doing; so is a box whose memory is so
-full that its files cannot be read. No memory outlives its processes but the files on the capped tmpfs.
-Gaps: with a remote engine, or without root, the killing is an exec itself, which a hostile process can block until the engine's
-call times out. A server that the policy starts in the background ends with its command. An exec costs about 0.1 s, a box about
-0.5 s; warm pools are a later step.
+runs, or when one has timed out, *every* process of the policy is killed, background ones included. The engine starts an exec
+by a helper that takes the policy's user before it executes; a process of the policy that stops or kills it would block the
+engine, and that would look like an outage. The killing is done from the host (docker_processes.py), out of the policy's
+reach. Files are written and read from the host too, through a descriptor of the work folder that was opened before the first
+command. If it cannot be done, the container is destroyed, and the box is lost by the policy's own doing; so is a box whose
+memory is so full that its files cannot be read. No memory outlives its processes but the files on the capped tmpfs.
+Gaps: with a remote engine, or without root, killing, writing and reading are execs themselves, which a hostile process can
+block until the engine's call times out. A server that the policy starts in the background ends with its command. An exec
+costs about 0.1 s, a box about 0.5 s: pool.py makes them ahead.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import asyncio
 import contextlib
 import functools
 import math
+import os
 import socket
 import threading
 import time
@@ -38,7 +40,7 @@ from environments.sandbox.base import CONTRACT, ISOLATION, SCRATCH_BYTES, Backen
 from environments.sandbox.cgroups import oom_count, oom_file
 from environments.sandbox.docker_processes import kill_policy, policy_processes
 from environments.sandbox.docker_stream import pump
-from environments.sandbox.files import IN_THE_WAY
+from environments.sandbox.files import IN_THE_WAY, acting_as, read_files, write_files
 from environments.sandbox.owners import PREFIX, Owner, this_process
 from environments.sandbox.spawner import CANNOT_START, HeadTail
 from infra.rootfs import BOX_UID, image_name
@@ -51,6 +53,8 @@ T = TypeVar("T")
 _INIT_UID = 65532
 """User of the container's own two processes (init and the sleep that is its lifetime)."""
 _RESERVED_PIDS = 2
+_SHARED_KERNEL = {"runc", "crun", "io.containerd.runc.v2"}
+"""Runtimes whose boxes the host's kernel runs, so that the host sees their folders."""
 _POLICY = f"{BOX_UID}:{BOX_UID}"
 _KILL_ALL = ("/bin/sh", "-c", "kill -9 -1")
 """Signals everything the policy's user may signal, in one call of the kernel: no fork outruns it."""
@@ -201,6 +205,8 @@ class DockerBox(Box):
         """Commands under way in this box; the last one to end takes what is left with it."""
         self._init = 0
         """The container's first process, as a host sees it that it shares with us."""
+        self._work = -1
+        """The work folder, as such a host sees it; -1: files go in and out by commands inside."""
 
     def start(self) -> None:
         """Blocks. Starts the container and reads back that it is what was asked for."""
@@ -210,6 +216,8 @@ class DockerBox(Box):
         self._init = int(about["State"]["Pid"])
         found = oom_file(self._init) if self._init else None
         self._oom_file = found if found and str(self.container.id) in str(found) else None
+        if self._oom_file is not None and about["HostConfig"].get("Runtime") in _SHARED_KERNEL:
+            self._work = docker_files.open_work(self._init, str(self.container.id), self.spec)
 
     def _inspect(self) -> dict[str, Any]:
         """Blocks. The container's attributes, read back from the engine: it runs, and is what was asked for."""
@@ -361,6 +369,10 @@ class DockerBox(Box):
 
     async def _put(self, files: Mapping[str, bytes]) -> None:
         def write() -> None:
+            if self._work >= 0:
+                with acting_as(BOX_UID, BOX_UID):
+                    write_files(self._work, files)
+                return
             code, streams = self._stream(
                 docker_files.WRITE_COMMAND,
                 docker_files.write_request(files),
@@ -393,6 +405,9 @@ class DockerBox(Box):
 
     async def _collect(self, names: Sequence[str], max_bytes: int) -> tuple[Artifact, ...]:
         def read() -> tuple[Artifact, ...]:
+            if self._work >= 0:
+                with acting_as(BOX_UID, BOX_UID):
+                    return read_files(self._work, names, max_bytes=max_bytes)
             kills = self._oom_kills(None)
             cap = max_bytes + 8 * len(names) + 256
             code, streams = self._stream(
@@ -413,7 +428,13 @@ class DockerBox(Box):
         return await self._host.run(read)
 
     async def _destroy(self) -> None:
-        await asyncio.shield(self._host.run(lambda: _remove(self.container)))
+        def remove() -> None:
+            work, self._work = self._work, -1
+            if work >= 0:
+                os.close(work)
+            _remove(self.container)
+
+        await asyncio.shield(self._host.run(remove))
 
 
 def _translated(function: Callable[[], T]) -> T:
