@@ -9,8 +9,8 @@ runs, or when one has timed out, *every* process of the policy is killed, backgr
 by a helper that takes the policy's user before it executes; a process of the policy that stops or kills it would block the
 engine, and that would look like an outage. The killing is done from the host (docker_processes.py), out of the policy's
 reach. Files are written and read from the host too, through a descriptor of the work folder that was opened before the first
-command. If it cannot be done, the container is destroyed, and the box is lost by the policy's own doing; so is a box whose
-memory is so full that its files cannot be read. No memory outlives its processes but the files on the capped tmpfs.
+command. If the killing cannot be done, the container is destroyed, and the box is lost by the policy's own doing; so is a box
+whose memory is so full that its files cannot be read. No memory outlives its processes but the files on the capped tmpfs.
 Gaps: with a remote engine, or without root, killing, writing and reading are execs themselves, which a hostile process can
 block until the engine's call times out. A server that the policy starts in the background ends with its command. An exec
 costs about 0.1 s, a box about 0.5 s: pool.py makes them ahead.
@@ -48,6 +48,7 @@ from infra.rootfs import BOX_UID, image_name
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
+    from docker.models.volumes import Volume
 
 T = TypeVar("T")
 _INIT_UID = 65532
@@ -128,14 +129,19 @@ class DockerBackend(Backend):
         return about
 
     def reap(self) -> int:
-        """Blocks. Removes the containers of dead owners of this host, whatever installation they belonged to."""
-        count = 0
-        for container in self.client.containers.list(all=True, filters={"label": f"{PREFIX}pid"}, ignore_removed=True):
-            owner = Owner.from_labels(container.labels)
-            if owner is not None and owner.alive() is False:
-                _remove(container)
-                count += 1
-        return count
+        """Blocks. Removes containers and volumes of dead owners of this host, whatever installation they belonged to."""
+        ours = {"label": f"{PREFIX}pid"}
+        containers = [
+            container
+            for container in self.client.containers.list(all=True, filters=ours, ignore_removed=True)
+            if _orphaned(container.labels)
+        ]
+        with ThreadPoolExecutor(max_workers=8, thread_name_prefix="docker-reaper") as threads:
+            list(threads.map(_remove, containers))
+        for volume in self.client.volumes.list(filters=ours):
+            if _orphaned(volume.attrs.get("Labels") or {}):
+                _remove_volume(volume)
+        return len(containers)
 
     async def close(self) -> None:
         await super().close()
@@ -447,6 +453,18 @@ def _translated(function: Callable[[], T]) -> T:
         raise InfraError("image_missing", f"{error.explanation}; run: python -m infra.rootfs --docker") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
         raise InfraError("sandbox_backend", f"Docker's engine: {error}") from error
+
+
+def _orphaned(labels: dict[str, str]) -> bool:
+    owner = Owner.from_labels(labels)
+    return owner is not None and owner.alive() is False
+
+
+def _remove_volume(volume: Volume) -> None:
+    import docker
+
+    with contextlib.suppress(docker.errors.NotFound):
+        volume.remove(force=True)
 
 
 def _remove(container: Container) -> None:
