@@ -104,6 +104,11 @@ class WarmBackend(Backend):
         raise AssertionError
 
     async def close(self) -> None:
+        await self.drain()
+        await self.inner.close()
+
+    async def drain(self) -> None:
+        """Close the pool and remove what stands on its shelves, but leave the inner backend open."""
         self._closed = True
         shelves = list(self._shelves.values())
         self._shelves.clear()
@@ -116,9 +121,10 @@ class WarmBackend(Backend):
             for waiter in shelf.waiters:
                 if not waiter.done():
                     waiter.set_exception(InfraError("sandbox_backend", "the sandbox backend was closed"))
+            for box in shelf.ready:
+                self._later(box)
         if self._removals:
             await asyncio.wait(list(self._removals.values()))
-        await self.inner.close()
 
     async def _acquire(self, spec: SandboxSpec) -> Box:
         return await self.inner.acquire(spec)
