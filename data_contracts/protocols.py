@@ -72,6 +72,15 @@ class Store(Protocol):
 # ----------------------------------------------------------------------------------------------------------------- sandbox
 
 
+class Preload(Record, frozen=True, kw_only=True):
+    """Leave for a backend to run the Python script that `argv` ends with in a fork of an interpreter that was started with
+    `options`, and has imported `modules`, before any box existed. Isolation and result stay the same; only the start is saved.
+    Such a script sees `sys.flags` of `options` and takes no arguments."""
+
+    options: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
 class ExecRequest(Record, frozen=True, kw_only=True):
     """One command inside a box. `deadline_seconds` is wall clock, enforced from outside on the whole process tree."""
 
@@ -84,6 +93,7 @@ class ExecRequest(Record, frozen=True, kw_only=True):
     """The box's one unprivileged user. Any other name is refused with InputError: no command in a box has more rights."""
     max_output_bytes: int = 64 * 1024
     """Cap on each of stdout and stderr; head and tail are kept, the middle is dropped and flagged."""
+    preload: Preload | None = None
 
 
 class ExecResult(Record, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.bench_commands import bench_app
 from flows.sandbox_commands import sandbox_app
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(bench_app)
 app.add_typer(sandbox_app)
 ProfileName = Annotated[
     str, typer.Option("--profile", "-p", help="Name of a file in flows/profiles, or a path to a YAML file.")

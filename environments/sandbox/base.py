@@ -15,8 +15,8 @@ import re
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 
 from data_contracts.errors import CapabilityError, InfraError, InputError, SandboxLost
@@ -63,30 +63,36 @@ class Box(ABC):
         self._lost: str | None = None
         self._born = time.monotonic()
         self.shells: set[BoxShell] = set()
+        self._bury: Callable[[Box], Awaitable[None]] = Box.remove
 
     async def exec(self, request: ExecRequest) -> ExecResult:
         self._check_request(request)
         async with self._backend.turn():
             self.require_usable("run a command")
-            with self.losing():
+            async with self.living():
                 return await self._exec(request, environment(self.spec, request.env))
 
     async def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> BoxShell:
         variables = environment(self.spec, env or {})
         async with self._backend.turn():
             self.require_usable("open a shell")
-            with self.losing():
+            async with self.living():
                 wire = await self._shell(posixpath.join(self.spec.workdir, cwd or ""), variables)
                 await stand(wire)
         shell = BoxShell(self, wire)
         self.shells.add(shell)
         return shell
 
-    @contextmanager
-    def losing(self) -> Iterator[None]:
-        """Remembers that the box was lost, and by whose doing: a box past its lifetime was not lost by the policy."""
+    @asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        """Around whatever is done with the box. Ends it with the box's lifetime (one made ahead is built to last longer, pool.py),
+        and remembers that the box was lost, and by whose doing: past its lifetime it was not the policy's."""
         try:
-            yield
+            async with asyncio.timeout(self._left()):
+                yield
+        except TimeoutError:
+            self._expired()
+            raise
         except SandboxLost as error:
             self._lost = str(error)
             self._expired()
@@ -94,6 +100,15 @@ class Box(ABC):
 
     def turn(self) -> asyncio.Semaphore:
         return self._backend.turn()
+
+    async def probe(self) -> None:
+        """Raises InfraError unless the box still is what was asked for: alive, isolated, limited. Before it is handed out."""
+        self.require_usable("be handed out")
+        await self._probe()
+
+    def hand_out(self, spec: SandboxSpec, bury: Callable[[Box], Awaitable[None]]) -> None:
+        """A box made ahead, with a longer life, becomes its user's: its lifetime counts from now; `bury` will remove it."""
+        self.spec, self._born, self._bury = spec, time.monotonic(), bury
 
     async def put_files(self, files: Mapping[str, bytes]) -> None:
         for name in files:
@@ -125,6 +140,13 @@ class Box(ABC):
         if self._removed:
             return
         self._destroyed = True
+        await self._bury(self)
+
+    async def remove(self) -> None:
+        """Take the box apart; nothing of it is left. Idempotent."""
+        self._destroyed = True
+        if self._removed:
+            return
         await self._close_shells()
         await self._destroy()
         self._removed = True
@@ -166,8 +188,15 @@ class Box(ABC):
         if self._lost:
             raise SandboxLost(self._lost)
 
+    @property
+    def age_seconds(self) -> float:
+        return time.monotonic() - self._born
+
+    def _left(self) -> float:
+        return max(self.spec.limits.lifetime_seconds - self.age_seconds, 0.0) + 0.001
+
     def _expired(self) -> None:
-        if time.monotonic() - self._born > self.spec.limits.lifetime_seconds:
+        if self.age_seconds > self.spec.limits.lifetime_seconds:
             raise InfraError(
                 "sandbox_backend",
                 f"box {self.id} outlived limits.lifetime_seconds={self.spec.limits.lifetime_seconds};"
@@ -179,6 +208,9 @@ class Box(ABC):
 
     @abstractmethod
     async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire: ...
+
+    @abstractmethod
+    async def _probe(self) -> None: ...
 
     @abstractmethod
     async def _put(self, files: Mapping[str, bytes]) -> None: ...
@@ -209,15 +241,17 @@ class Backend(ABC):
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
 
     async def acquire(self, spec: SandboxSpec) -> Box:
-        self._check_spec(spec)
+        self.check_spec(spec)
         async with self.turn():
             box = await self._acquire(spec)
         self.boxes.add(box)
         return box
 
     async def close(self) -> None:
-        for box in list(self.boxes):
-            await box.destroy()
+        ends = await asyncio.gather(*(box.remove() for box in list(self.boxes)), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
     @abstractmethod
     async def check(self) -> None: ...
@@ -228,7 +262,8 @@ class Backend(ABC):
     @abstractmethod
     async def _acquire(self, spec: SandboxSpec) -> Box: ...
 
-    def _check_spec(self, spec: SandboxSpec) -> None:
+    def check_spec(self, spec: SandboxSpec) -> None:
+        """Raises CapabilityError for a box that this backend cannot make."""
         if missing := sorted(set(spec.needs) - self.capabilities):
             raise CapabilityError(
                 f"the sandbox backend '{self.name}' does not offer {', '.join(missing)}; it offers"

@@ -4,7 +4,8 @@ Contract: environments/sandbox/base.py. Isolation: all namespaces new, the share
 new privileges, no further user namespaces, a filter of system calls (seccomp.py), no network; the host's uid of a box is its
 own (root drops to it before bubblewrap starts). The work folder is a tmpfs with limits of bytes and inodes; memory, processes
 and CPU are limited by control groups. One small process, the spawner, starts all boxes and all commands in them (spawner.py);
-the box itself is in bubblewrap_box.py.
+the box itself is in bubblewrap_box.py. As root, the Python scripts of verifiers are forked from
+interpreters that have their modules imported (preloaded.py): as isolated as an execve, without its price.
 Gaps: the kernel is shared (choose the Docker backend with a sandboxed runtime against kernel exploits). Without root, boxes run
 under the caller's own uid in a user namespace, and only in a delegated control group.
 """
@@ -19,10 +20,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from data_contracts.errors import InfraError, MissingRequirement
-from data_contracts.protocols import ExecRequest
+from data_contracts.protocols import ExecRequest, Preload
 from data_contracts.records import SandboxLimits, SandboxSpec
 from environments.sandbox import cgroups, seccomp, spawner
 from environments.sandbox.base import CONTRACT, ISOLATION, Backend, Box
@@ -32,6 +34,10 @@ from infra.rootfs import rootfs_path
 
 START_SECONDS = 30.0
 __all__ = ["BubblewrapBackend", "BubblewrapBox"]
+_PRELOAD_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
+}  # fmt: skip
+"""Of interpreters that are forked; the fork then takes its command's own."""
 
 
 class BubblewrapBackend(Backend):
@@ -45,6 +51,9 @@ class BubblewrapBackend(Backend):
         self._control: socket.socket | None = None
         self._spawner: subprocess.Popen[bytes] | None = None
         self._bwrap = ""
+        self._preloading = threading.Lock()
+        self._preloaded: dict[tuple[int, Path, Preload], socket.socket] = {}
+        """Sockets of interpreters that are forked, by spawner, root file system and what they have imported."""
 
     async def check(self) -> None:
         await asyncio.to_thread(self._require)
@@ -94,6 +103,8 @@ class BubblewrapBackend(Backend):
         await super().close()
         with self._lock:
             control, process, self._control, self._spawner = self._control, self._spawner, None, None
+        while self._preloaded:
+            self._preloaded.popitem()[1].close()
         if control and process:
             control.close()
             await asyncio.to_thread(process.wait, 30)
@@ -139,6 +150,48 @@ class BubblewrapBackend(Backend):
             raise InfraError("sandbox_backend", f"the sandbox spawner does not answer: {error}") from error
         finally:
             os.close(body)
+
+    def send_preloaded(self, preload: Preload, image: str, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """One request to the interpreter that has `preload` imported, started when there is none. Blocks for a moment."""
+        body, root = os.memfd_create("request"), rootfs_path(image)
+        try:
+            os.write(body, json.dumps(request).encode())
+            try:
+                socket.send_fds(self._interpreter(preload, root), [b"r"], [body, *descriptors])
+            except (BrokenPipeError, ConnectionResetError):  # it was killed, by the host's memory limit for example
+                with self._preloading:
+                    while self._preloaded:
+                        self._preloaded.popitem()[1].close()
+                socket.send_fds(self._interpreter(preload, root), [b"r"], [body, *descriptors])
+        except OSError as error:
+            raise InfraError("sandbox_backend", f"no interpreter with modules imported can be started: {error!r}") from error
+        finally:
+            os.close(body)
+
+    def _interpreter(self, preload: Preload, root: Path) -> socket.socket:
+        with self._preloading:
+            pid = self._spawner.pid if self._spawner else 0
+            found = self._preloaded.get((pid, root, preload))
+            if found is not None:
+                return found
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                request = {
+                    "op": "preload", "owner": os.getpid(), "root": str(root), "options": preload.options,
+                    "modules": preload.modules, "env": _PRELOAD_ENVIRONMENT,
+                }  # fmt: skip
+                pid = self.send(request, [theirs.fileno()])
+            ours.settimeout(START_SECONDS)
+            try:
+                ready = ours.recv(16)
+            except OSError:
+                ready = b""
+            if ready != b"ready":
+                ours.close()
+                raise OSError("it did not start in time" if ready else "it ended while it started")
+            ours.settimeout(None)
+            self._preloaded[pid, root, preload] = ours
+            return ours
 
     def spawner_alive(self, pid: int) -> bool:
         return self._spawner is not None and self._spawner.pid == pid and self._spawner.poll() is None

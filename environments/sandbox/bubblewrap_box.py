@@ -17,14 +17,14 @@ import select
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_contracts.errors import InfraError, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxLimits, SandboxSpec
-from environments.sandbox import cgroups, shell_agent, spawner
+from environments.sandbox import cgroups, entering, shell_agent
 from environments.sandbox.base import SCRATCH_BYTES, Box, inodes
 from environments.sandbox.files import acting_as, read_files, write_files
 from environments.sandbox.shell import StreamWire, Wire
@@ -52,14 +52,13 @@ class BubblewrapBox(Box):
         """Blocks until the box stands and was probed. Raises OSError or InfraError."""
         limits = self.spec.limits
         self._group.set_limits(limits)
-        info, errors, ready = os.pipe(), os.pipe(), os.pipe()
-        self._spawner_pid = self._host.send(
-            {
-                "op": "start", "argv": _command(bwrap, root, self.spec), "join": self._group.joins(), "uid": self._uid,
-                "gid": self._gid, "lifetime": limits.lifetime_seconds, "groups": [str(path) for path in self._group.folders],
-            },
-            [info[1], errors[1], ready[1]],
-        )  # fmt: skip
+        message = {
+            "op": "start", "argv": _command(bwrap, root, self.spec), "uid": self._uid, "gid": self._gid,
+            "lifetime": limits.lifetime_seconds, "groups": [str(path) for path in self._group.folders],
+        }  # fmt: skip
+        with self._entrances() as groups:
+            info, errors, ready = os.pipe(), os.pipe(), os.pipe()
+            self._spawner_pid = self._host.send(message, [info[1], errors[1], ready[1], *groups])
         for _, write_end in (info, errors, ready):
             os.close(write_end)
         with os.fdopen(info[0], "rb") as about, os.fdopen(errors[0], "rb") as problem, os.fdopen(ready[0], "rb") as signal_:
@@ -69,13 +68,13 @@ class BubblewrapBox(Box):
                 )
             self.pid = int(json.loads(about.read(4096))["child-pid"])
         self._fds["pidfd"] = os.pidfd_open(self.pid)
-        for name in spawner.NAMESPACES[1:]:
+        for name in entering.NAMESPACES[1:]:
             self._fds[name] = os.open(f"/proc/{self.pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         self._fds["owner"] = fcntl.ioctl(self._fds["mnt"], _NS_GET_USERNS)
         self._remount(limits)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fds["work"] = os.open(f"/proc/{self.pid}/root{self.spec.workdir}", flags)
-        self._probe()
+        self._inspect()
 
     def _remount(self, limits: SandboxLimits) -> None:
         mounts = [
@@ -91,10 +90,18 @@ class BubblewrapBox(Box):
         if text != b"ok":
             raise InfraError("sandbox_backend", f"the box's disk cannot be limited: {text.decode(errors='replace')}")
 
-    def _probe(self) -> None:
+    async def _probe(self) -> None:
+        if not self._alive():
+            raise InfraError("sandbox_backend", f"box {self.id} ended before it was handed out")
+        try:
+            await asyncio.to_thread(self._inspect)
+        except OSError as error:
+            raise InfraError("sandbox_backend", f"box {self.id} cannot be inspected: {error}") from error
+
+    def _inspect(self) -> None:
         """The box really is what was asked for: seen from the host, before anybody may use it."""
         status = dict(row.split(":\t", 1) for row in Path(f"/proc/{self.pid}/status").read_text().splitlines() if ":\t" in row)
-        shared = [n for n in spawner.NAMESPACES[1:] if os.fstat(self._fds[n]).st_ino == os.stat(f"/proc/self/ns/{n}").st_ino]
+        shared = [n for n in entering.NAMESPACES[1:] if os.fstat(self._fds[n]).st_ino == os.stat(f"/proc/self/ns/{n}").st_ino]
         groups = Path(f"/proc/{self.pid}/cgroup").read_text()
         faults = [f"shares the host's namespace {name}" for name in shared]
         faults += [f"has {key}={status[key]}" for key in ("CapEff", "CapPrm", "CapBnd") if int(status[key], 16)]
@@ -102,11 +109,22 @@ class BubblewrapBox(Box):
         faults += [] if set(status["Uid"].split()) == {str(self._uid)} else [f"runs as uid {status['Uid']}"]
         faults += [] if status["Seccomp"].strip() == "2" else ["may make every system call"]
         faults += [] if self._group.owner.name in groups else ["is not in its control group"]
+        faults += self._group.loosened(self.spec.limits)
         if faults:
             raise InfraError("sandbox_backend", f"box {self.id} {', '.join(faults)}; it was not handed out")
 
     def _spaces(self) -> list[int]:
-        return [self._fds[name] for name in spawner.NAMESPACES]
+        return [self._fds[name] for name in entering.NAMESPACES]
+
+    @contextlib.contextmanager
+    def _entrances(self, number: int | None = None) -> Iterator[list[int]]:
+        """Descriptors by which a process joins the groups of the box, or of its n-th command or shell."""
+        with contextlib.ExitStack() as stack:
+            held = []
+            for path in self._group.joins(number):
+                held.append(os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+                stack.callback(os.close, held[-1])
+            yield held
 
     def _alive(self) -> bool:
         """False as soon as pid 1 has ended, whoever has yet to wait for it."""
@@ -151,7 +169,7 @@ class BubblewrapBox(Box):
             if not done:
                 timed_out = True
                 await asyncio.to_thread(self._group.kill, number)
-            payload = await asyncio.wait_for(reading, 2 * spawner.BACKSTOP_SECONDS)
+            payload = await asyncio.wait_for(reading, 2 * entering.BACKSTOP_SECONDS)
         except TimeoutError as error:
             raise InfraError("sandbox_backend", f"a command in box {self.id} was killed but its report never came") from error
         except asyncio.CancelledError:
@@ -171,13 +189,16 @@ class BubblewrapBox(Box):
         def launch() -> None:
             message = {
                 "op": "shell", "argv": shell_agent.ARGV, "env": env, "cwd": cwd, "uid": self._uid, "gid": self._gid,
-                "join": self._group.joins(number),
             }  # fmt: skip
-            self._host.send(message, [theirs.fileno(), *self._spaces()])
+            with self._entrances(number) as groups:
+                self._host.send(message, [theirs.fileno(), *self._spaces(), *groups])
 
         try:
             await asyncio.to_thread(launch)
             reader, writer = await asyncio.open_connection(sock=ours)
+        except OSError as error:
+            ours.close()
+            raise InfraError("sandbox_backend", f"a shell cannot be started in box {self.id}: {error}") from error
         except BaseException:
             ours.close()
             raise
@@ -198,10 +219,18 @@ class BubblewrapBox(Box):
             )
             message = {
                 "op": "exec", "argv": request.argv, "env": env, "cwd": self.folder(request), "uid": self._uid,
-                "gid": self._gid, "cap": request.max_output_bytes, "seconds": request.deadline_seconds,
-                "join": self._group.joins(number),
+                "gid": self._gid, "cap": request.max_output_bytes, "seconds": request.deadline_seconds, "script": "",
             }  # fmt: skip
-            self._host.send(message, [write_end, stdin, *self._spaces()])
+            with self._entrances(number) as groups:
+                descriptors = [write_end, stdin, *self._spaces(), *groups]
+                if request.preload is not None and os.geteuid() == 0:
+                    message["script"] = request.argv[-1]
+                    self._host.send_preloaded(request.preload, self.spec.image, message, descriptors)
+                else:
+                    self._host.send(message, descriptors)
+        except OSError as error:
+            os.close(read_end)
+            raise InfraError("sandbox_backend", f"a command cannot be started in box {self.id}: {error}") from error
         except BaseException:
             os.close(read_end)
             raise

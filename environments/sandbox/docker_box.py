@@ -5,17 +5,19 @@ When a command has ended and nothing else runs, or when one has timed out, *ever
 ones and open shells included. While a shell is open, what a command leaves in the background lives on, and goes with the
 shell. The engine starts an exec by a helper that takes the policy's user before it executes; a process of the policy that
 stops or kills it would block the engine, and that would look like an outage. The killing is done from the host
-(docker_processes.py), out of the policy's reach. If it cannot be done, the container is destroyed, and the box is lost by the
-policy's own doing; so is a box whose memory is so full that its files cannot be read. No memory outlives its processes but the
-files on the capped tmpfs. Gaps: with a remote engine, or without root, the killing is an exec itself, which a hostile process
-can block until the engine's call times out. A server that the policy starts in the background ends with its command, or with
-the shell that is open.
+(docker_processes.py), out of the policy's reach. Files are written and read from the host too, through a descriptor of the work
+folder that was opened before the first command. If the killing cannot be done, the container is destroyed, and the box is lost
+by the policy's own doing; so is a box whose memory is so full that its files cannot be read. No memory outlives its processes
+but the files on the capped tmpfs. Gaps: with a remote engine, or without root, killing, writing and reading are execs
+themselves, which a hostile process can block until the engine's call times out. A server that the policy starts in the
+background ends with its command, or with the shell that is open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -32,9 +34,10 @@ from environments.sandbox.cgroups import oom_count, oom_file
 from environments.sandbox.docker_processes import filtered, kill_policy, policy_processes
 from environments.sandbox.docker_shell import AGENT, DockerWire
 from environments.sandbox.docker_stream import close, pump
-from environments.sandbox.files import IN_THE_WAY
+from environments.sandbox.entering import CANNOT_START
+from environments.sandbox.files import IN_THE_WAY, acting_as, read_files, write_files
 from environments.sandbox.shell import Wire
-from environments.sandbox.spawner import CANNOT_START, HeadTail
+from environments.sandbox.shell_agent import HeadTail
 from infra.rootfs import BOX_UID
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 INIT_UID = 65532
 """User of the container's own two processes (init and the sleep that is its lifetime)."""
 RESERVED_PIDS = 2
+_SHARED_KERNEL = {"runc", "crun", "io.containerd.runc.v2"}
+"""Runtimes whose boxes the host's kernel runs, so that the host sees their folders."""
 SECURITY = ("no-new-privileges:true", f"seccomp={seccomp.docker_profile()}")
 _POLICY = f"{BOX_UID}:{BOX_UID}"
 _KILL_ALL = ("/bin/sh", "-c", "kill -9 -1")
@@ -69,12 +74,20 @@ class DockerBox(Box):
         """Commands under way and shells open in this box; the last one to end takes what is left with it."""
         self._init = 0
         """The container's first process, as a host sees it that it shares with us."""
+        self._work = -1
+        """The work folder, as such a host sees it; -1: files go in and out by commands inside."""
 
     def start(self) -> None:
         """Blocks. Starts the container and reads back that it is what was asked for."""
         self.container.start()
+        about = self._inspect()
+        if self._oom_file is not None and about["HostConfig"].get("Runtime") in _SHARED_KERNEL:
+            self._work = docker_files.open_work(self._init, str(self.container.id), self.spec)
+
+    def _inspect(self) -> dict[str, Any]:
+        """Blocks. The container's attributes, read back from the engine: it runs, and is what was asked for."""
         self.container.reload()
-        about = self.container.attrs
+        about: dict[str, Any] = self.container.attrs
         host, limits = about["HostConfig"], self.spec.limits
         expected = {
             "Privileged": False, "ReadonlyRootfs": True, "NetworkMode": "none", "PidMode": "", "IpcMode": "private",
@@ -86,6 +99,7 @@ class DockerBox(Box):
         faults += [f"network {name}" for name in about["NetworkSettings"]["Networks"] if name != "none"]
         faults += [f"no {option.partition('=')[0]}" for option in SECURITY if option not in (host["SecurityOpt"] or [])]
         faults += [] if about["Config"]["User"].partition(":")[0] not in {"", "0", "root"} else ["user root"]
+        faults += [] if about["State"]["Running"] else [f"ended with exit code {about['State'].get('ExitCode')}"]
         if faults:
             raise InfraError(
                 "sandbox_backend", f"box {self.id} differs from what was asked: {', '.join(faults)}; it was not handed out"
@@ -96,6 +110,10 @@ class DockerBox(Box):
         self._oom_file = found if found and str(self.container.id) in str(found) else None
         if self._oom_file and not filtered(self._init) and self._host.runtime is None:
             raise InfraError("sandbox_backend", f"box {self.id} may make every system call; it was not handed out")
+        return about
+
+    async def _probe(self) -> None:
+        await self._host.run(self._inspect)
 
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
         if "=" in request.argv[0]:
@@ -270,6 +288,10 @@ class DockerBox(Box):
 
     async def _put(self, files: Mapping[str, bytes]) -> None:
         def write() -> None:
+            if self._work >= 0:
+                with acting_as(BOX_UID, BOX_UID):
+                    write_files(self._work, files)
+                return
             code, streams = self._stream(
                 docker_files.WRITE_COMMAND,
                 docker_files.write_request(files),
@@ -302,6 +324,9 @@ class DockerBox(Box):
 
     async def _collect(self, names: Sequence[str], max_bytes: int) -> tuple[Artifact, ...]:
         def read() -> tuple[Artifact, ...]:
+            if self._work >= 0:
+                with acting_as(BOX_UID, BOX_UID):
+                    return read_files(self._work, names, max_bytes=max_bytes)
             kills = self.oom_kills()
             cap = max_bytes + 8 * len(names) + 256
             code, streams = self._stream(
@@ -322,7 +347,13 @@ class DockerBox(Box):
         return await self._host.run(read)
 
     async def _destroy(self) -> None:
-        await asyncio.shield(self._host.run(lambda: remove(self.container)))
+        def end() -> None:
+            work, self._work = self._work, -1
+            if work >= 0:
+                os.close(work)
+            remove(self.container)
+
+        await asyncio.shield(self._host.run(end))
 
 
 def remove(container: Container) -> None:

@@ -19,14 +19,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from data_contracts.errors import InputError
+from data_contracts.errors import InfraError, InputError
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxSpec
 from environments.sandbox import shell_agent
 from environments.sandbox.base import CONTRACT, Backend, Box
+from environments.sandbox.entering import CANNOT_START, DRAIN_SECONDS
 from environments.sandbox.files import read_files, write_files
 from environments.sandbox.shell import StreamWire, Wire
-from environments.sandbox.spawner import CANNOT_START, DRAIN_SECONDS, HeadTail
+from environments.sandbox.shell_agent import HeadTail
 
 
 class FakeBackend(Backend):
@@ -109,6 +110,10 @@ class FakeBox(Box):
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 
+    async def _probe(self) -> None:
+        if not self._folder.is_dir():
+            raise InfraError("sandbox_backend", f"the folder of box {self.id} is gone: {self._folder}")
+
     async def _put(self, files: Mapping[str, bytes]) -> None:
         await asyncio.to_thread(write_files, self._root, files)
 
@@ -121,7 +126,9 @@ class FakeBox(Box):
 
     async def _destroy(self) -> None:
         await self._freeze()
-        os.close(self._root)
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
         await asyncio.to_thread(shutil.rmtree, self._folder, True)
 
 

@@ -100,27 +100,30 @@ class BoxShell:
                 raise InputError("this shell has ended", remedy="Open another one with shell(); its state is gone")
             kills = self._wire.oom_kills()
             request = {"command": command, "seconds": deadline_seconds, "cap": max_output_bytes}
-            try:
-                answer = await asyncio.wait_for(self._turn(request), deadline_seconds + GRACE_SECONDS + BACKSTOP_SECONDS)
-            except TimeoutError:
-                await self.close()
-                return ShellResult(exit_code=None, stdout=b"", stderr=b"", timed_out=True, alive=False)
-            except (EOFError, OSError):  # the agent ended without a word
-                await self._ended(killed=True)
-                if self._wire.trusted:
-                    raise InfraError("sandbox_backend", f"a shell's agent beside box {self._box.id} has died") from None
-                return ShellResult(exit_code=None, stdout=b"", stderr=b"", alive=False)
-            except BaseException:  # cancelled: what runs is killed before the caller gets it
-                await asyncio.shield(self.close())
-                raise
-            header, out, err = answer
-            if not header["alive"]:
-                await self._ended(killed=header["code"] == 137)
-            return ShellResult(
-                exit_code=header["code"], stdout=out, stderr=err, stdout_truncated=header["truncated"][0],
-                stderr_truncated=header["truncated"][1], timed_out=header["timed_out"], alive=header["alive"],
-                oom_killed=self._wire.oom_kills() > kills, wall_seconds=header["wall"],
-            )  # fmt: skip
+            async with self._box.living():
+                return await self._ran(request, kills, deadline_seconds + GRACE_SECONDS + BACKSTOP_SECONDS)
+
+    async def _ran(self, request: dict[str, object], kills: int, seconds: float) -> ShellResult:
+        try:
+            header, out, err = await asyncio.wait_for(self._turn(request), seconds)
+        except TimeoutError:
+            await self.close()
+            return ShellResult(exit_code=None, stdout=b"", stderr=b"", timed_out=True, alive=False)
+        except (EOFError, OSError):  # the agent ended without a word
+            await self._ended(killed=True)
+            if self._wire.trusted:
+                raise InfraError("sandbox_backend", f"a shell's agent beside box {self._box.id} has died") from None
+            return ShellResult(exit_code=None, stdout=b"", stderr=b"", alive=False)
+        except BaseException:  # cancelled, or the box's lifetime is over: what runs is killed before the caller gets it
+            await asyncio.shield(self.close())
+            raise
+        if not header["alive"]:
+            await self._ended(killed=header["code"] == 137)
+        return ShellResult(
+            exit_code=header["code"], stdout=out, stderr=err, stdout_truncated=header["truncated"][0],
+            stderr_truncated=header["truncated"][1], timed_out=header["timed_out"], alive=header["alive"],
+            oom_killed=self._wire.oom_kills() > kills, wall_seconds=header["wall"],
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Kill the session and everything it holds. Idempotent; a turn that runs meanwhile ends without a word."""
@@ -132,8 +135,7 @@ class BoxShell:
         """The shell is no more; when it was killed, perhaps the whole box is, and that is another matter."""
         await self.close()
         if killed:
-            with self._box.losing():
-                await self._wire.require_box()
+            await self._wire.require_box()
 
     async def _turn(self, request: dict[str, object]) -> Answer:
         text = json.dumps(request).encode()

@@ -24,7 +24,6 @@ import ctypes
 import fcntl
 import json
 import os
-import secrets
 import select
 import signal
 import socket
@@ -172,7 +171,7 @@ class Session:
     def _turn(self, command: str, deadline: float, *, first: bool = False) -> int | None:
         """Hand over a command and wait for its report: its exit status; None when the shell or the deadline came first."""
         self._write_text(command)
-        nonce = secrets.token_hex(16)
+        nonce = os.urandom(16).hex()
         with contextlib.suppress(OSError):  # the shell closed its end; whether it has ended, `_report` sees
             self._control.send(f"{nonce}\n".encode() if first else f"go\n{nonce}\n".encode())
         return self._report(nonce, deadline)
@@ -198,7 +197,7 @@ class Session:
     def _stop(self) -> bool:
         """At the deadline: end what the turn started, have the shell leave the command; True when it reports back."""
         self._write_text("")
-        nonce, limit = secrets.token_hex(16), time.monotonic() + GRACE_SECONDS
+        nonce, limit = os.urandom(16).hex(), time.monotonic() + GRACE_SECONDS
         # Only a shell that has left the command reads these lines; their report shows that it is in step with us again.
         with contextlib.suppress(OSError):
             self._control.send(f"go\n{nonce}\n".encode())

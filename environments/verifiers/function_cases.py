@@ -20,12 +20,13 @@ from typing import Any
 import msgspec
 
 from data_contracts.errors import InputError, SandboxLost
-from data_contracts.protocols import ExecRequest, ExecResult, to_json
+from data_contracts.protocols import ExecRequest, ExecResult, Preload, to_json
 from data_contracts.records import Check, Problem, SandboxSpec, Verdict
 from environments.base import Acquire, Collected, Verifier
 from environments.verifiers.values import brief, equal, show
 
 RUNNER = ".grader/runner.py"
+PRELOAD = Preload(options=("-P", "-S", "-s", "-B"), modules=("json", "importlib.util"))
 MAX_OUTPUT_BYTES = 4 * 1024 * 1024
 MAX_RECORD_BYTES = 64 * 1024
 """The runner writes no longer line; whatever is longer was forged, and is passed over unread."""
@@ -87,6 +88,7 @@ class FunctionCases(Verifier):
                     deadline_seconds=seconds,
                     stdin=b"\n".join(map(to_json, job)) + b"\n",
                     max_output_bytes=MAX_OUTPUT_BYTES,
+                    preload=PRELOAD,
                 )
             )
         finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from environments.sandbox.conformance.suite import checks
-from environments.sandbox.spawner import HeadTail
+from environments.sandbox.shell_agent import HeadTail
 from flows import cli
 
 

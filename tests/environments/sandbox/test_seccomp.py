@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_contracts.errors import MissingRequirement
 from environments.sandbox import seccomp
 from environments.sandbox.base import Backend
-from tests.conformance.sandbox_boxes import a_box, py, sh
+from environments.sandbox.conformance.lab import Lab, py, sh
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 X86_64, AARCH64 = (0xC000003E, "x86_64"), (0xC00000B7, "aarch64")
@@ -133,13 +133,16 @@ async def test_the_kernels_dangerous_calls_are_closed(backend: Backend) -> None:
         "pidfd_getfd": (438, 438), "fsopen": (430, 430), "move_mount": (429, 429), "open_tree": (428, 428),
         "fanotify_init": (300, 262), "kexec_load": (246, 104), "init_module": (175, 105), "clock_settime": (227, 112),
     }  # fmt: skip
-    program = CALLS + f"""
+    program = (
+        CALLS
+        + f"""
 for name, pair in {numbers!r}.items(): print(name, call(pair[column], 0x10000000, 0, 0, 0, 0, 0))
 print("clone", call((56, 220)[column], 0x10000000 | 17, 0, 0, 0, 0))
 print("clone3", call(435, 0, 0)); print("newer", call(470, 0), flush=True)
 if column == 0: print("x32", call(0x40000000 | 39))
 """
-    async with a_box(backend) as box:
+    )
+    async with Lab(backend).box() as box:
         result = await py(box, program)
         seen = dict(row.split() for row in result.stdout.decode().splitlines())
         assert seen.pop("x32", "EPERM") == "EPERM"
@@ -159,9 +162,10 @@ for name, family, kind, protocol in (("vsock", 40, 1, 0), ("alg", 38, 5, 0), ("p
     except OSError as error: print(name, error)
 left, right = socket.socketpair(); left.send(b"x"); assert right.recv(1) == b"x"
 server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname())
-socket.socket(socket.AF_INET6, socket.SOCK_DGRAM); print(socket.getaddrinfo("localhost", 80)[0][4][1], socket.if_nameindex()[0][1])
+socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+print(socket.getaddrinfo("localhost", 80)[0][4][1], socket.if_nameindex()[0][1])
 """
-    async with a_box(backend) as box:
+    async with Lab(backend).box() as box:
         result = await py(box, program)
         assert result.stdout == b"80 lo\n", result
 
@@ -175,14 +179,14 @@ if platform.machine() == "x86_64":
     ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
     print("survived")
 """
-    async with a_box(backend) as box:
+    async with Lab(backend).box() as box:
         result = await py(box, program)
         # 159 is SIGSYS; a kernel without 32-bit calls answers the instruction itself with SIGSEGV.
         assert (result.stdout, result.exit_code in {159, 139}) == (b"", True), result
 
 
 async def test_every_way_into_a_box_is_filtered(backend: Backend) -> None:
-    async with a_box(backend) as box:
+    async with Lab(backend).box() as box:
         rows = (await sh(box, "cat /proc/1/status /proc/self/status | grep -w Seccomp:")).stdout.split()
         assert rows == [b"Seccomp:", b"2"] * 2
         async with await box.shell() as shell:
@@ -211,7 +215,7 @@ if __name__ == "__main__":
     print("fine")
 """
     test = b"def test_one(tmp_path, capsys):\n    print('x')\n    assert capsys.readouterr().out == 'x\\n'\n"
-    async with a_box(backend, memory_bytes=1 << 29) as box:
+    async with Lab(backend).box(memory_bytes=1 << 29) as box:
         await box.put_files({"program.py": program.encode(), "test_one.py": test})
         result = await sh(box, "python3 program.py", seconds=60)
         assert (result.stdout, result.exit_code) == (b"fine\n", 0), result
