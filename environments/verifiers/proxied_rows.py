@@ -37,7 +37,7 @@ def describe(tests: str, *, prompt: str = "", entry_point: str | None = None) ->
     """Everything about test code that can be read off it. Raises InputError for code that cannot be graded."""
     helpers = helper_code(prompt, entry_point)
     tree = _parsed(tests, "tests")
-    free = _free_names(tests) - _defined(_parsed(helpers, "helpers"))
+    free = free_names(tests) - _defined(_parsed(helpers, "helpers"))
     names = sorted(free | ({entry_point} if entry_point else set()))
     expected = tuple(test_ids(tree))
     code = TestCode(
@@ -140,7 +140,7 @@ def _defined(tree: ast.Module) -> set[str]:
     return {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
 
 
-def _free_names(source: str) -> set[str]:
+def free_names(source: str) -> set[str]:
     """Names that code takes from outside itself and that are no builtins."""
     top = symtable.symtable(source, "tests", "exec")
     found: set[str] = set()
