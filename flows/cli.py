@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows import data_commands
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -27,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(data_commands.app)
 ProfileName = Annotated[
     str, typer.Option("--profile", "-p", help="Name of a file in flows/profiles, or a path to a YAML file.")
 ]

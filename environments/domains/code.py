@@ -38,9 +38,7 @@ class CodeReplyEnvironment(SingleTurn):
         reply = (self._answer or "")[:MAX_REPLY_CHARS]
         text = written(reply, code=settings["code"], entry_point=settings["entry_point"])
         content = text.encode(errors="replace")
-        made = Artifact(
-            name=settings["path"], sha256=hashlib.sha256(content).hexdigest(), size=len(content), content=content
-        )
+        made = Artifact(name=settings["path"], sha256=hashlib.sha256(content).hexdigest(), size=len(content), content=content)
         return Collected(artifacts=(made,) if text else (), state={"answer": self._answer})
 
 
@@ -114,5 +112,3 @@ def _row(name: str) -> dict[str, Any]:
 
 def _call(name: str, arguments: tuple[Any, ...]) -> str:
     return f"{name}({', '.join(map(repr, arguments))})"
-
-

@@ -72,7 +72,7 @@ def problem_of(row: Mapping[str, Any], *, split: Split = "train", domain: str = 
     solution = _solution(values, path)
     limits, seconds = _limits(values)
     verifier, entry_point = _verifier(values, prompt, path=path, entry_point=entry_point, files=files, seconds=seconds)
-    code = prompt if entry_point and _is_code(prompt, entry_point) else ""
+    code = _code(prompt, entry_point)
     if code and path in solution:
         solution[path] = completed(code, solution[path])
     box = SandboxSpec(image=str(values.get("image") or "base"), needs=("exec", "files"), limits=limits)
@@ -256,7 +256,7 @@ def _verifier(
         entry_point = _only_name(source, values, path)
     field = "test_list" if values.get("test_list") else "test"
     try:
-        code = describe(source, prompt=prompt, entry_point=entry_point)
+        code = describe(source, prompt=_code(prompt, entry_point) or prompt, entry_point=entry_point)
     except InputError as error:
         place = field if error.field == "tests" else error.field
         raise InputError(error.problem, field=place, remedy=error.remedy) from error
@@ -327,8 +327,10 @@ def _only_name(source: str, values: Mapping[str, Any], path: str) -> str | None:
 # ------------------------------------------------------------------------------------------------------------------- prompt
 
 
-def _is_code(prompt: str, entry_point: str) -> bool:
-    return defines(prompt, entry_point) or defines(f"{prompt.rstrip()}\n    pass\n", entry_point)
+def _code(prompt: str, entry_point: str | None) -> str:
+    """The prompt as Python that defines the entry point; empty when it is no such thing."""
+    candidates = (prompt, f"{prompt.rstrip()}\n    pass\n")  # a bare signature has no body yet
+    return next((code for code in candidates if entry_point and defines(code, entry_point)), "")
 
 
 def _question(
@@ -340,9 +342,8 @@ def _question(
         body = f"```python\n{code.rstrip()}\n```" if code else prompt.strip()
         return f"{body}\n\nFiles:\n{listed}\n\n{asked} will be graded. Edit the files, try them, and say done."
     if code:
-        return (
-            f"Complete `{entry_point}`. Reply with the whole function in one ```python block.\n\n```python\n{code.rstrip()}\n```"
-        )
+        ask = f"Complete `{entry_point}`. Reply with the whole function in one ```python block."
+        return f"{ask}\n\n```python\n{code.rstrip()}\n```"
     asked = _signature(solution.get(path, ""), entry_point) if entry_point else ""
     return f"{prompt.strip()}\n\n{f'Write `{asked}`. ' if asked else ''}Reply with the Python code in one ```python block."
 
@@ -358,5 +359,3 @@ def _signature(solution: str, entry_point: str) -> str:
 
 def _brief(value: Any) -> str:
     return repr(value)[:60]
-
-

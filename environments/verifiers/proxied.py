@@ -1,4 +1,4 @@
-"""Trust `proxied`: given test code, such as `check(candidate)`, in a process of its own; the candidate's never holds the asserts.
+"""Trust `proxied`: given test code, such as `check(candidate)`, in a process of its own, apart from the candidate's.
 
 `settings`: {"path": collected file, "names": what the tests use of it, "entry_point": the one that `check` is given, "helpers":
 code of the row's that the tests may use too (the functions and classes of its prompt), "tests": test code, "expected": ids,
@@ -7,14 +7,14 @@ code of the row's that the tests may use too (the functions and classes of its p
 without parameters, or `Class.method` of a `unittest.TestCase`. `proxied_rows.describe` derives names and ids from test code.
 
 One fresh box holds two processes of one user. The test code reaches the first over standard input only; it makes itself
-undumpable before it starts the second, which imports the candidate and verifies that it cannot open the first's memory,
-environment or descriptors; where it can, nothing is graded (InfraError). Calls cross by exact value (proxied_wire.py);
-objects of the candidate's own classes stay there and are never compared with anything (proxied_tests.py). Helpers run in both
-processes, so that a candidate that redefines one changes nothing for the tests.
+undumpable before it starts the second, which never holds an assert: it verifies that it cannot open the first's memory,
+environment or descriptors (where it can, nothing is graded: InfraError), then imports the candidate. Calls cross by exact
+value (proxied_wire.py); objects of the candidate's own classes stay there and are never compared with anything
+(proxied_tests.py). Helpers run in both processes, so a candidate that redefines one changes nothing for the tests.
 
-A test passes with exactly one positive record, on the private channel, under the nonce that only the tests' process knows. A test
-that asked the candidate for nothing fails, and so does one during which the candidate's process ended, whatever it caught. The
-score is 1 when every expected test passes, else 0; the share is in `components["tests"]`.
+A test passes with exactly one positive record, on the private channel, under the nonce that only the tests' process knows.
+A test that asked the candidate for nothing fails, and so does one during which the candidate's process ended, whatever it
+caught. The score is 1 when every expected test passes, else 0; the share is in `components["tests"]`.
 
 Gaps: both processes share a kernel, a user and the limits of one box; a candidate can end or starve the tests' process, which
 fails it. With `in_place` a candidate can change its arguments before the test reads them again, as it could by a plain call.
@@ -35,7 +35,7 @@ from environments.verifiers.function_cases import read_results
 from environments.verifiers.proxied_rows import TestCode, check_tests
 
 FOLDER = ".grader"
-_PARTS = ("proxied_wire", "proxied_candidate", "proxied_tests")
+_PARTS = ("proxied_wire", "proxied_peer", "proxied_candidate", "proxied_opaque", "proxied_tests")
 NEEDS = ("exec", "files", "isolation")
 """The fake backend has no isolation: a process of root's can look into any other."""
 MAX_OUTPUT_BYTES = 1024 * 1024
@@ -57,7 +57,9 @@ class Proxied(Verifier):
             )
         if problem.verifier.trust != "proxied":
             raise InputError(
-                f"found '{problem.verifier.trust}', this verifier gives 'proxied'", field="verifier.trust", remedy="Say 'proxied'"
+                f"found '{problem.verifier.trust}', this verifier gives 'proxied'",
+                field="verifier.trust",
+                remedy="Say 'proxied'",
             )
         if not isinstance(settings.get("seconds", 1.0), int | float) or not 0 < settings.get("seconds", 1.0) < 3600:
             raise InputError("expected seconds, above 0", field=f"{where}.seconds", remedy="Name the limit of the whole run")

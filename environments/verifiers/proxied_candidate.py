@@ -16,11 +16,13 @@ import operator
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from environments.verifiers.proxied_wire import Peer, Pipe, Violation, builtin_exception
+from environments.verifiers.proxied_peer import Peer, Pipe, builtin_exception
+from environments.verifiers.proxied_wire import Violation
 
 _OPERATORS = {
     name: getattr(operator, name)
@@ -131,7 +133,5 @@ def main(reading: int, writing: int) -> None:
         peer.codec.records = {name: kind for name, kind in found.items() if isinstance(kind, type)}
     except BaseException as error:  # noqa: BLE001  candidate code may raise anything, SystemExit included
         peer.failure = error
-    try:
+    with suppress(Violation):
         peer.serve()
-    except Violation:
-        pass

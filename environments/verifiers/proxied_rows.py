@@ -60,9 +60,7 @@ def check_tests(code: TestCode) -> None:
             remedy="Write check(candidate), test_ functions without parameters, or unittest.TestCase classes",
         )  # fmt: skip
     if "check" in code.expected and (not code.entry_point or code.entry_point not in code.names):
-        raise InputError(
-            "check(candidate) needs the name of the function to be checked", field="entry_point", remedy="Name it"
-        )
+        raise InputError("check(candidate) needs the name of the function to be checked", field="entry_point", remedy="Name it")
     if not all(name.isidentifier() for name in code.names):
         raise InputError("expected names of Python", field="names", remedy="Name what the tests use of the solution")
     deciding = _deciding([*tree.body, *helpers.body])
