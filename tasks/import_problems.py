@@ -190,12 +190,15 @@ def _convert(
         problem = convert(values, split=split)
         problem = msgspec.json.decode(to_json(problem), type=Problem)  # what the file will say
         verifier(problem.verifier.kind).check(problem)
-        for name in problem.verifier.collect:
-            check_name(name)
     except InputError as error:
         return error
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         return InputError(f"does not make a problem: {str(error)[:200]}", remedy="Compare the row with the documented fields")
+    try:
+        for name in problem.verifier.collect:
+            check_name(name)
+    except InputError as error:
+        return InputError(error.problem, field="path" if name == values.get("path") else "files", remedy=error.remedy)
     if problem.id in places:
         return InputError(
             f"the id '{problem.id}' is already used in row {places[problem.id]}", field="id", remedy="Give every row its own id"

@@ -58,7 +58,7 @@ KNOWN = (
 )  # fmt: skip
 LIMITS = ("seconds", "memory_mb", "disk_mb", "pids", "cpus")
 COLLECT_BYTES = 256 * 1024
-_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:(?:^|\n)[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def problem_of(row: Mapping[str, Any], *, split: Split = "train", domain: str = "code") -> Problem:

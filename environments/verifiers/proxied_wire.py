@@ -170,8 +170,10 @@ class Codec:
             elif kind == "object":
                 made = self.records[nodes[index][1]]
                 objects[index] = old if type(old) is made else made.__new__(made)
-            else:
+            elif kind in ("tuple", "frozenset", "struct"):
                 late.append(index)
+            else:
+                raise ValueError("a container of no known kind")
 
         def take(value: Any) -> Any:
             return self._atom(value, objects)
@@ -186,7 +188,7 @@ class Codec:
                 if kind == "struct":
                     objects[index] = tuple.__new__(self.records[nodes[index][1]], items)
                 else:
-                    objects[index] = {"tuple": tuple, "frozenset": frozenset}[kind](items)
+                    objects[index] = tuple(items) if kind == "tuple" else frozenset(items)
                 waiting.discard(index)
             if not waiting:
                 break

@@ -43,7 +43,7 @@ def test_every_row_is_in_exactly_one_file(tmp_path: Path) -> None:
     notes = [json.loads(line) for line in done.quarantine.read_text().splitlines()]
     assert [note["row"] for note in notes] == [6, 7, 8, 9, 10, 11, 12]
     assert [note["source"] for note in notes] == [*BAD, "{not json"]
-    assert [note["field"] for note in notes] == ["test", "test", "id", None, "id", "name", None]
+    assert [note["field"] for note in notes] == ["test", "test", "id", None, "id", "path", None]
     assert all(note["problem"] and note["remedy"] and note["file"].endswith("rows.jsonl") for note in notes)
 
 
