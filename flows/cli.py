@@ -16,6 +16,7 @@ import typer
 
 from flows.bench_commands import bench_app
 from flows.sandbox_commands import sandbox_app
+from flows import data_commands
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app)
 app.add_typer(sandbox_app)
+app.add_typer(data_commands.app)
 ProfileName = Annotated[
     str, typer.Option("--profile", "-p", help="Name of a file in flows/profiles, or a path to a YAML file.")
 ]
