@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows import grade_commands
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -184,6 +186,9 @@ def doctor() -> None:
     _console().print(table)
     if not healthy:
         raise typer.Exit(1)
+
+
+grade_commands.register(app)
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -3,10 +3,10 @@
 Contract: `ensure_rootfs` answers the path of an unpacked, never-changed Debian tree (minbase, python3, pytest) below
 `cache()/rootfs/<variant>-<digest>`; the digest is that of the recipe (release, architecture, packages, fix-ups). It is built
 aside and renamed, so a reader sees a whole tree or none; two builders wait for each other. `ensure_image` gives the same tree
-to Docker as `bessemer-sandbox:<variant>-<digest>`. A variant is a name of VARIANTS, and "name,package,package" adds packages of
-Debian to one, so that a domain declares what its boxes need without a line of code here. Mirrors are the host's own apt sources: no host name is written here.
-Gaps: only Debian-like hosts can build; elsewhere copy a built tree into the cache, or set the image up with
-infra/docker/Dockerfile.sandbox. The packages' versions are the mirror's of the day.
+to Docker as `bessemer-sandbox:<variant>-<digest>`. A variant is a name of VARIANTS, and "name,package,package" adds packages
+of Debian to one, so that a domain declares what its boxes need without a line of code here. Mirrors are the host's own apt
+sources: no host name is written here. Gaps: only Debian-like hosts can build; elsewhere copy a built tree into the cache, or
+set the image up with infra/docker/Dockerfile.sandbox. The packages' versions are the mirror's of the day.
 
     python -m infra.rootfs             # tools for bubblewrap (apt, where root may) and the tree
     python -m infra.rootfs --docker    # also Docker's engine and the image
@@ -229,7 +229,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.rootfs", description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--docker", action="store_true", help="also set up Docker's engine and the sandbox image")
     parser.add_argument(
-        "--variant", action="append", metavar="NAME[,PACKAGE...]", help=f"{', '.join(VARIANTS)}; may be repeated (default: base)"
+        "--variant",
+        action="append",
+        metavar="NAME[,PACKAGE...]",
+        help=f"{', '.join(VARIANTS)}; may be repeated (default: base)",
     )
     chosen = parser.parse_args(arguments)
 

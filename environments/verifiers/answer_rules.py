@@ -3,9 +3,9 @@
 `extract`: "whole" (the reply), "boxed" (what the last \\boxed{...} holds), "last_line" (the last line that is not blank), each
 without a leading "Answer:", "The answer is", "final answer:" or "####". What cannot be found is empty, and empty is wrong.
 
-`read_number` knows 1,234.5, 1 234 (thin or no-break space), 3/4, 1 3/4, \\frac{3}{4}, 1.5e3, 1.5 x 10^3, 12 % (of one hundred) and the
-declared units before or after. Two readings are never tried: 1.234,5, 1,23 and undeclared units are no numbers. Values are exact
-fractions; a tolerance is relative to the expected value. All patterns are linear in the capped text.
+`read_number` knows 1,234.5, 1 234 (thin or no-break space), 3/4, 1 3/4, \\frac{3}{4}, 1.5e3, 1.5 x 10^3, 12 % (of one hundred)
+and the declared units before or after. Two readings are never tried: 1.234,5, 1,23 and undeclared units are no numbers. Values
+are exact fractions; a tolerance is relative to the expected value. All patterns are linear in the capped text.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _without_units(text: str, units: Sequence[str]) -> str:
         if folded.endswith(name):
             rest = text[: len(text) - len(unit)]
             word = rest[-1:].isalpha() and unit[:1].isalpha()
-        elif folded.startswith(name) or folded.startswith(f"-{name}"):
+        elif folded.startswith((name, f"-{name}")):
             minus = "-" if folded[0] == "-" and not name.startswith("-") else ""
             rest = minus + text[len(unit) + len(minus) :].lstrip()
             word = rest[:1].isalpha() and unit[-1:].isalpha()

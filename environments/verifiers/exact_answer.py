@@ -1,7 +1,7 @@
 """Trust `cases`: the final answer, compared outside any box as a number, a choice, a text or a formula.
 
-`settings`: {"rule": one of the five below, "expected": str, "weights": {component: share}, and what the rule asks for}. The score
-is the weighted sum of the components, so everything that earns credit is declared in the problem. Components, each 0 or 1:
+`settings`: {"rule": one of five, "expected": str, "weights": {component: share}, and what the rule asks for}. The score is the
+weighted sum of the components, so everything that earns credit is declared in the problem. Components, each 0 or 1:
 
     rule "number"   correct   the last number of the reply equals the expected one
                     strict    the reply is that number and nothing else
@@ -9,10 +9,10 @@ is the weighted sum of the components, so everything that earns credit is declar
                     tool_ok   at least one tool call succeeded (informational: weight 0 unless a problem says otherwise)
     rule "choice"   correct   the reply is the expected choice ("choices" lists all of them)
                     valid     the reply is one of the choices
-    rule "numeric"  correct   the answer is the expected value, within "tolerance" (relative) or "absolute", both 0 unless given
+    rule "numeric"  correct   the answer is the expected value, within "tolerance" (relative) or "absolute", else exactly
                     strict    correct, and the reply is nothing but the answer
-    rule "text"     correct   the answer is the expected text or one of "accept", as answer_rules.plain spells them ("case": true
-                              tells letter cases apart)
+    rule "text"     correct   the answer is the expected text or one of "accept", as answer_rules.plain spells them ("case":
+                              true tells letter cases apart)
                     strict    as above
     rule "symbolic" correct   the answer is a formula equal to the expected one (symbolic.py; "variables": names of several
                               letters, "assume": {name: real | positive | integer | natural}, "tolerance" for decimals)

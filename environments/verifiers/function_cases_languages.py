@@ -8,8 +8,8 @@
 
 JavaScript needs the root file system variant "node" (VerifierSpec.sandbox.image); Python and Bash are in every variant.
 
-A problem has program cases when it says "program": true, and always in Bash: {"id", "arguments": [text, ...], "stdin": text, "expected":
-the whole of standard output as text, "exit_code": 0 unless given}. `output` says how text compares:
+A problem has program cases when it says "program": true, and always in Bash: {"id", "arguments": [text, ...], "stdin": text,
+"expected": the whole of standard output as text, "exit_code": 0 unless given}. `output` says how text compares:
 
     "text" (default)   blanks at the ends of lines and empty lines at the end do not count
     "exact"            byte for byte
@@ -145,7 +145,9 @@ def _check_cases(settings: dict[str, Any]) -> None:
         arguments, exit_code = case["arguments"], case.get("exit_code", 0)
         texts = [*(arguments if isinstance(arguments, list) else [None]), case.get("stdin", ""), case["expected"]]
         if not all(isinstance(text, str) and "\0" not in text for text in texts):
-            raise _wrong(f"cases[{number}]", "a program's arguments, stdin and expected output are texts", "Write them as texts")
+            raise _wrong(
+                f"cases[{number}]", "a program's arguments, stdin and expected output are texts", "Write them as texts"
+            )
         if isinstance(exit_code, bool) or not isinstance(exit_code, int):
             raise _wrong(f"cases[{number}].exit_code", f"found {exit_code!r}", "Write a whole number")
         if settings.get("output") == "json":

@@ -1,9 +1,9 @@
 """Whether two formulas are equal, asked of a sympy process that is killed on its deadline. Candidate text is never evaluated.
 
 Both texts go through symbolic_parse (a grammar of ours, with caps); only trees of allow-listed names reach symbolic_runner.py,
-which runs in a process of its own, one child a question, with CPU_SECONDS of processor time and 1 GiB of memory. Identical trees
-and plain numbers are decided here. A question that its child could not decide within its limits is no match: the limit counts
-processor time, so a slow host does not change a verdict. What waits longer than `deadline_seconds` is an InfraError.
+which runs in a process of its own, one child a question, with CPU_SECONDS of processor time and 1 GiB of memory. Identical
+trees and plain numbers are decided here. A question that its child could not decide within its limits is no match: the limit
+counts processor time, so a slow host does not change a verdict. What waits longer than `deadline_seconds` is an InfraError.
 
 One process serves all verdicts of this Python process and ends with it.
 """

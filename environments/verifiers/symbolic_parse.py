@@ -1,9 +1,9 @@
 """Text of a formula -> a small tree, without evaluating anything: the only way an answer gets near sympy. Pure and bounded.
 
 Grammar: + - * / ^ (also **), factorial, |x|, implicit products (2x, 3(x+1), xy), functions with or without brackets, one
-equation sign, tuples, sets, intervals and bare lists of values, and the LaTeX that models write (\\frac, \\sqrt[n]{..}, \\cdot,
-\\pi, \\left ...). `-x^2` is -(x^2), powers bind to the right, `1/2x` is (1/2)x as in Python. An unknown word of letters is a product of one-letter
-symbols unless the problem names it as a variable; `x_1` is one symbol.
+equation sign, tuples, sets, intervals and bare lists of values, and the LaTeX that models write (\\frac, \\sqrt[n]{..},
+\\cdot, \\pi, \\left ...). `-x^2` is -(x^2), powers bind to the right, `1/2x` is (1/2)x as in Python. An unknown word of
+letters is a product of one-letter symbols unless the problem names it as a variable; `x_1` is one symbol.
 
 A tree is nested lists of JSON: ["number", text], ["symbol", name], ["constant", name], ["call", name, ...], ["+", ...],
 ["*", ...], ["/", a, b], ["^", a, b], ["neg", a], ["=", a, b], ["items", open, close, ...].
@@ -20,15 +20,18 @@ from typing import Any
 Tree = list[Any]
 MAX_CHARS, MAX_TOKENS, MAX_DEPTH, MAX_DIGITS = 500, 300, 40, 40
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc asin acos atan sinh cosh tanh asinh acosh atanh exp log ln sqrt cbrt abs floor ceil factorial binomial"
-    " min max".split()
-)
+    {
+        "sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+        "exp", "log", "ln", "sqrt", "cbrt", "abs", "floor", "ceil", "factorial", "binomial", "min", "max",
+    }
+)  # fmt: skip
 CONSTANTS = {"pi": "pi", "e": "E", "E": "E", "i": "I", "I": "I", "oo": "oo", "inf": "oo", "infinity": "oo", "infty": "oo"}
 _SYNONYMS = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "ceiling": "ceil", "tg": "tan", "ctg": "cot", "lg": "log"}
 _UNICODE = str.maketrans(
     {
         "\u2212": "-", "\u2013": "-", "\u00d7": "*", "\u00b7": "*", "\u22c5": "*", "\u2217": "*", "\u00f7": "/", "\u2215": "/",
-        "\u221e": " oo ", "\u03c0": " pi ", "\u00b2": "^2", "\u00b3": "^3", "\u2061": "", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
+        "\u221e": " oo ", "\u03c0": " pi ", "\u00b2": "^2", "\u00b3": "^3", "\u2061": "", "\u00a0": " ", "\u2009": " ",
+        "\u202f": " ",
     }
 )  # fmt: skip
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")

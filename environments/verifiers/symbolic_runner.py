@@ -5,9 +5,9 @@ trees of symbolic_parse. Standard output answers `[id, outcome, text]`, outcome 
 question runs in a child of its own with limits of processor time and memory, so that 9^9^9^9 costs `cpu_seconds` and nothing
 else; as many run at once as there are cores. The process ends when standard input does. No import of ours.
 
-Two formulas are equal when they agree, to DIGITS digits, at SAMPLES fixed points of their free symbols (real ones of both signs
-unless `assume` says positive, integer or natural). That is a test and no proof; points where both have no value are passed over,
-and with fewer than half of them left the question is undecided.
+Two formulas are equal when they agree, to DIGITS digits, at SAMPLES fixed points of their free symbols (real ones of both
+signs unless `assume` says positive, integer or natural). That is a test and no proof; points where both have no value are
+passed over, and with fewer than half of them left the question is undecided.
 """
 
 import json

@@ -111,8 +111,10 @@ def _holds(values: list[Any], wanted: Encoded, tolerance: float) -> bool:
 
 
 def for_javascript(expected: Encoded) -> Encoded:
-    """An expected value as JavaScript has it: one kind of number, one of array, one of set. A whole number beyond 2**53 stays an
-    int, which only a BigInt equals."""
+    """An expected value as JavaScript has it: one kind of number, one of array, one of set.
+
+    A whole number beyond 2**53 stays an int, which only a BigInt equals.
+    """
     kind, content = expected
     if kind == "int":
         number = int(content)
