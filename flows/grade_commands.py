@@ -7,6 +7,7 @@ nothing else.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
     from rich.progress import Progress
 
     from data_contracts.config import SandboxConfig
     from data_contracts.records import Problem
+    from environments.sandbox.base import Backend
     from tasks.grade import Graded, Solution
     from tasks.regrade import Regraded
 
@@ -179,6 +181,7 @@ async def _grade_batch(
     rewards: list[float] = []
     try:
         with _progress(quiet=as_json) as bar:
+            out = bar.console if sys.stdout.isatty() and not bar.disable else _console()
             task = bar.add_task("solutions", total=sum(1 for line in lines if line.strip()))
             jobs = read_solutions(str(solutions), lines, known)
             async for row in grade_all(jobs, backend=boxes, concurrency=config.concurrency, seconds=seconds):
@@ -190,11 +193,13 @@ async def _grade_batch(
                 if as_json:
                     _write_json(row)
                 elif row.reward is not None:
-                    bar.console.print(_line(row))
+                    out.print(_line(row), soft_wrap=True)
     finally:
         await boxes.close()
     if not as_json:
-        mean = f", mean reward {sum(rewards) / len(rewards):.3f}, {sum(r >= 1 for r in rewards)} of 1" if rewards else ""
+        mean = (
+            f"; mean reward {sum(rewards) / len(rewards):.3f}, {sum(r >= 1 for r in rewards)} with all of it" if rewards else ""
+        )
         typer.echo(", ".join(f"{count} {name}" for name, count in outcomes.items()) + mean, err=True)
     return not set(outcomes) & {"invalid", "infra_failure"}
 
@@ -251,7 +256,7 @@ def _sandbox(profile: str, overrides: list[str] | None) -> SandboxConfig:
     return (recorded.stack if recorded else StackConfig()).sandbox
 
 
-def _backend(config: SandboxConfig):  # type: ignore[no-untyped-def]
+def _backend(config: SandboxConfig) -> Backend:
     from environments.sandbox import open_backend
 
     return open_backend(config)
@@ -329,10 +334,11 @@ def _progress(*, quiet: bool) -> Progress:
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True)
+    off = quiet or not console.is_terminal
+    return Progress(*columns, console=console, disable=off, transient=True, redirect_stdout=False)
 
 
-def _console():  # type: ignore[no-untyped-def]
+def _console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False)
