@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import json
 import subprocess
 import sys
@@ -107,6 +108,9 @@ class _Process:
     def _start(self) -> None:
         # PYTHONHASHSEED counts, so the interpreter is not isolated; its environment is exactly this.
         environment = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # what it did not read any more
+                self._process.stdin.close()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-s", str(_RUNNER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd="/",
             start_new_session=True,

@@ -2,8 +2,8 @@
 
 Grammar: + - * / ^ (also **), factorial, |x|, implicit products (2x, 3(x+1), xy), functions with or without brackets, one
 equation sign, tuples, sets, intervals and bare lists of values, and the LaTeX that models write (\\frac, \\sqrt[n]{..},
-\\cdot, \\pi, \\left ...). `-x^2` is -(x^2), powers bind to the right, `1/2x` is (1/2)x as in Python. An unknown word of
-letters is a product of one-letter symbols unless the problem names it as a variable; `x_1` is one symbol.
+\\cdot, \\pi, \\left ...). `-x^2` is -(x^2), powers bind to the right, `1/2x` is (1/2)x as in Python. An unknown word of up to
+MAX_LETTERS letters is a product of one-letter symbols unless the problem names it as a variable; `x_1` is one symbol.
 
 A tree is nested lists of JSON: ["number", text], ["symbol", name], ["constant", name], ["call", name, ...], ["+", ...],
 ["*", ...], ["/", a, b], ["^", a, b], ["neg", a], ["=", a, b], ["items", open, close, ...].
@@ -18,7 +18,7 @@ from collections.abc import Collection
 from typing import Any
 
 Tree = list[Any]
-MAX_CHARS, MAX_TOKENS, MAX_DEPTH, MAX_DIGITS = 500, 300, 40, 40
+MAX_CHARS, MAX_TOKENS, MAX_DEPTH, MAX_DIGITS, MAX_LETTERS = 500, 300, 40, 40, 4
 FUNCTIONS = frozenset(
     {
         "sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
@@ -225,7 +225,7 @@ class _Parser:
             return ["constant", CONSTANTS[name]]
         if latex or len(name) == 1:  # \alpha is one symbol
             return ["symbol", name]
-        if len(name) > 6:
+        if len(name) > MAX_LETTERS:
             raise ParseError(f"the word {name[:20]!r} is neither a function nor a variable of the problem")
         letters = [["constant", CONSTANTS[c]] if c in CONSTANTS and c not in self.variables else ["symbol", c] for c in name]
         if self.peek() == ("op", "^"):  # in xy^2 the power belongs to y

@@ -2,7 +2,6 @@
 
 # ruff: noqa: E501  sources are one a line
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -25,11 +24,11 @@ def node_rootfs(rootfs: object) -> None:
 
 
 @pytest.fixture(params=["bubblewrap", "docker"])
-def backend(request: pytest.FixtureRequest, node_rootfs: None) -> Iterator[SandboxBackend]:
+def backend(request: pytest.FixtureRequest, node_rootfs: None) -> SandboxBackend:
     opened = request.getfixturevalue(f"{request.param}_backend")
     if request.param == "docker":
         ensure_image("node", progress=print)
-    yield opened
+    return opened
 
 
 def problem(path: str, cases: list[dict[str, Any]], *, image: str = "base", **settings: Any) -> Problem:

@@ -89,4 +89,4 @@ async def test_many_at_once_and_a_process_that_died() -> None:
 
 async def test_an_expected_value_that_is_no_formula_is_said() -> None:
     with pytest.raises(ParseError):
-        await difference("many words here", "1", deadline_seconds=9)
+        await difference("several words", "1", deadline_seconds=9)
