@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,7 +23,7 @@ from tests.tasks.test_rollout import BASE, few, roomy, run, worker
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory, bubblewrap_backend: SandboxBackend) -> Iterator[LocalStore]:
+def campaign(tmp_path_factory: pytest.TempPathFactory, bubblewrap_backend: SandboxBackend) -> LocalStore:
     """One sealed iteration of real episodes: two domains, two episodes a problem, and problems that are out of tokens."""
     store = LocalStore(tmp_path_factory.mktemp("store"))
     short = msgspec.structs.replace(few("calculator", 1)[0], budgets=few("calculator", 1)[0].budgets)
@@ -42,7 +41,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory, bubblewrap_backend: Sandb
         log.append(Curated(iteration=0, problems=curated))
         log.append(Published(version=0, result=PublishResult(version=0, proofs=())))
         log.append(Sealed(iteration=0, episodes=sealed))
-    yield store
+    return store
 
 
 async def again(store: LocalStore, backend: SandboxBackend, change: Change | None = None, name: str = "c") -> list[Regraded]:
