@@ -96,22 +96,20 @@ async def grade(problem: Problem, solution: Solution, *, backend: SandboxBackend
     """
     try:
         if not isinstance(solution, str):
-            verdict: Verdict | None = await verify(
-                problem, collected(problem, solution), acquire=backend.acquire, seconds=seconds
-            )
+            found = await verify(problem, collected(problem, solution), acquire=backend.acquire, seconds=seconds)
         else:
             policy, domain = plays(says(solution)), domain_of(problem)
             played = await _timed(
                 run_scripted(domain, problem, policy, backend=backend, deadline_seconds=seconds), seconds, problem.id
             )
-            verdict = played.verdict
-            if verdict is None:
+            if played.verdict is None:
                 return _failed(problem, "policy_failure", f"the episode ended without a verdict: {played.stop_reason}")
+            found = played.verdict
     except SandboxLost as error:
         return _failed(problem, "policy_failure", str(error))
     except InfraError as error:
         return _failed(problem, "infra_failure", str(error))
-    return graded(problem, verdict)
+    return graded(problem, found)
 
 
 async def _timed(work: Awaitable[T], seconds: float, what: str) -> T:

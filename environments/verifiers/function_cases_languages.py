@@ -1,7 +1,7 @@
 """What differs between the languages of `function_cases`: harness, command, and how a returned value compares.
 
     language      function cases (values)                       program cases (text)
-    python        function_cases_runner.py, exact types         python3 -I -P FILE ARGUMENTS
+    python        function_cases_runner.py, exact types         python3 -P -s FILE ARGUMENTS
     javascript    function_cases_runner.js, numbers are one     node FILE ARGUMENTS
                   type and arrays too (values.for_javascript)
     bash          -                                             bash FILE ARGUMENTS, or the named function of the file
@@ -64,7 +64,7 @@ def program(settings: dict[str, Any], arguments: list[str]) -> tuple[str, ...]:
     start = ("/usr/bin/env", "-i", *_ENVIRONMENT)
     language, path = settings.get("language", "python"), str(settings["path"])
     if language == "python":
-        return (*start, "python3", "-I", "-P", path, *arguments)
+        return (*start, "python3", "-P", "-s", "-B", path, *arguments)  # -I would draw a hash seed
     if language == "javascript":
         return (*start, "node", path, *arguments)
     if settings.get("function"):

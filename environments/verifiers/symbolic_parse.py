@@ -227,7 +227,9 @@ class _Parser:
             return ["symbol", name]
         if len(name) > MAX_LETTERS:
             raise ParseError(f"the word {name[:20]!r} is neither a function nor a variable of the problem")
-        letters = [["constant", CONSTANTS[c]] if c in CONSTANTS and c not in self.variables else ["symbol", c] for c in name]
+        letters: list[Tree] = [
+            ["constant", CONSTANTS[c]] if c in CONSTANTS and c not in self.variables else ["symbol", c] for c in name
+        ]
         if self.peek() == ("op", "^"):  # in xy^2 the power belongs to y
             self.at += 1
             exponent = self.braced() if self.peek() == ("op", "{") else self.signed()

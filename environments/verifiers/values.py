@@ -113,12 +113,12 @@ def _holds(values: list[Any], wanted: Encoded, tolerance: float) -> bool:
 def for_javascript(expected: Encoded) -> Encoded:
     """An expected value as JavaScript has it: one kind of number, one of array, one of set.
 
-    A whole number beyond 2**53 stays an int, which only a BigInt equals.
+    A whole number from 2**53 on stays an int, which only a BigInt equals.
     """
     kind, content = expected
     if kind == "int":
         number = int(content)
-        return ["float", float(number).hex()] if abs(number) <= 2**53 else expected
+        return ["float", float(number).hex()] if abs(number) < 2**53 else expected
     if kind in ("list", "tuple"):
         return ["list", [for_javascript(item) for item in content]]
     if kind in ("set", "frozenset"):

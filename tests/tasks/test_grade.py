@@ -104,7 +104,7 @@ BAD: list[tuple[Any, str | None, str]] = [
     (["not", "an", "object"], None, "expected `object`"),
     (b"not json", None, "is not JSON"),
     (b'{"problem_id": "\xff"}', None, "is not JSON"),
-    (b"[" * 5000, None, "is not JSON"),
+    (b'{"problem_id": ' + b"[" * 5000, "problem_id", "expected `str`"),
 ]
 
 
