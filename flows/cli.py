@@ -17,6 +17,7 @@ import typer
 from flows.bench_commands import bench_app
 from flows.sandbox_commands import sandbox_app
 from flows import data_commands
+from flows import grade_commands
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -191,6 +192,9 @@ def doctor() -> None:
     _console().print(table)
     if not healthy:
         raise typer.Exit(1)
+
+
+grade_commands.register(app)
 
 
 def _console(*, stderr: bool = False) -> Console:

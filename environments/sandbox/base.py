@@ -19,12 +19,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 
-from data_contracts.errors import CapabilityError, InfraError, InputError, SandboxLost
+from data_contracts.errors import CapabilityError, InfraError, InputError, MissingRequirement, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxLimits, SandboxSpec
 from environments.sandbox.files import check_name
 from environments.sandbox.shell import BoxShell, Wire, stand
-from infra.rootfs import FOLDERS
+from infra.rootfs import FOLDERS, packages_of
 
 CONTRACT = frozenset({"exec", "files", "freeze", "shell"})
 ISOLATION = frozenset({"isolation", "limits", "oom", "no_network"})
@@ -280,3 +280,7 @@ class Backend(ABC):
                 f"limits {limits} cannot be enforced: at least 8 MiB of memory, 1 process, 4 KiB of disk, 0.01 CPU, 1 s of life"
             )
         environment(spec, {})
+        try:
+            packages_of(spec.image)
+        except MissingRequirement as error:
+            raise CapabilityError(str(error)) from error

@@ -140,6 +140,10 @@ class DockerBackend(Backend):
             late = await creating
             await self.run(lambda: remove(late))
             raise
+        except InfraError as error:
+            if error.cause == "image_missing" and spec.image != "base":
+                raise InfraError(error.cause, f"{error.detail} --variant {spec.image}") from error
+            raise
         box = DockerBox(self, spec, container)
         try:
             await self.run(box.start)
