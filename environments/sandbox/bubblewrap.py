@@ -39,7 +39,7 @@ from infra.rootfs import BOX_UID, rootfs_path
 
 START_SECONDS = 30.0
 _NS_GET_USERNS = 0xB701
-_PID_1 = 'trap "" CHLD; echo ready >&4; exec sleep infinity 2>/dev/null 3>&- 4>&-'
+_PID_1 = "echo ready >&4; exec env --ignore-signal=CHLD sleep infinity 2>/dev/null 3>&- 4>&-"
 """Ignored SIGCHLD makes the kernel reap orphans; signals from inside the box do not reach a pid 1 without handlers."""
 
 

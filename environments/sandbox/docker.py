@@ -158,8 +158,10 @@ class DockerBackend(Backend):
     def _create(self, spec: SandboxSpec) -> Container:
         import docker
 
-        limits, scratch = spec.limits, f"rw,nosuid,nodev,exec,mode=1777,size={SCRATCH_BYTES},nr_inodes={inodes(spec.limits)}"
-        work = f"rw,nosuid,nodev,exec,mode=0700,uid={BOX_UID},gid={BOX_UID},size={limits.disk_bytes},nr_inodes={inodes(limits)}"
+        # The policy's own: some runtimes give a tmpfs the mode of the image's folder, whatever mode is asked for.
+        mine, limits = f"uid={BOX_UID},gid={BOX_UID}", spec.limits
+        scratch = f"rw,nosuid,nodev,exec,mode=1777,{mine},size={SCRATCH_BYTES},nr_inodes={inodes(limits)}"
+        work = f"rw,nosuid,nodev,exec,mode=0700,{mine},size={limits.disk_bytes},nr_inodes={inodes(limits)}"
         return self.client.containers.create(
             image_name(spec.image),
             ["/bin/sleep", str(math.ceil(limits.lifetime_seconds))],
@@ -169,8 +171,8 @@ class DockerBackend(Backend):
             hostname="box",
             working_dir=spec.workdir,
             read_only=True,
-            tmpfs={spec.workdir: work, "/tmp": scratch},  # noqa: S108
-            shm_size=SCRATCH_BYTES,
+            # /dev/shm by a tmpfs of ours: the engine's own has a limit of bytes, but none of inodes.
+            tmpfs={spec.workdir: work, "/tmp": scratch, "/dev/shm": scratch},  # noqa: S108
             network_mode="none",
             dns=["127.0.0.1"],  # otherwise the box could read the host's name servers
             ipc_mode="private",
@@ -301,7 +303,7 @@ class DockerBox(Box):
             raise
         sock: socket.socket = getattr(wrapper, "_sock", wrapper)
         try:
-            if not pump(sock, stdin, streams, deadline, abort, lambda: _ended(api, run)):
+            if not pump(sock, stdin, streams, deadline, abort, lambda: _ended(api, run), early=_early(wrapper, sock)):
                 return None, streams
         finally:
             _close(wrapper, sock)
@@ -433,6 +435,14 @@ def _remove(container: Container) -> None:
 
 def _ended(api: Any, run: str) -> bool:
     return not api.exec_inspect(run)["Running"]
+
+
+def _early(wrapper: Any, sock: socket.socket) -> bytes:
+    """Output that came together with the engine's headers: the SDK's buffered reader has it, the socket it gives us has not."""
+    sock.setblocking(False)
+    response = getattr(wrapper, "_response", None)
+    reader = getattr(getattr(getattr(response, "raw", None), "_fp", None), "fp", None)
+    return bytes(reader.peek(1)) if reader is not None and hasattr(reader, "peek") else b""
 
 
 def _close(wrapper: Any, sock: socket.socket) -> None:
