@@ -25,7 +25,13 @@ from tasks.group_pool import DaskPool
 from tests.e2e.driving import Drive, check_intact, driving
 from tests.plugins.stack import RunningStack
 
-SETTINGS = ("campaign.iterations=2", "campaign.evaluate.every=100", "campaign.domains.0.heldout=8")
+SETTINGS = (
+    "campaign.iterations=2",
+    "campaign.evaluate.every=100",
+    "campaign.domains.0.heldout=8",
+    "campaign.curate.groups=48",
+)
+"""So many groups take seconds, however fast the machine: the kills come `IN_FLIGHT_SECONDS` after they were handed out."""
 IN_FLIGHT_SECONDS = 0.2
 
 
