@@ -37,7 +37,7 @@ from environments.sandbox import docker_files
 from environments.sandbox.base import CONTRACT, ISOLATION, SCRATCH_BYTES, Backend, Box, inodes
 from environments.sandbox.cgroups import oom_count, oom_file
 from environments.sandbox.docker_processes import kill_policy, policy_processes
-from environments.sandbox.docker_stream import pump
+from environments.sandbox.docker_stream import close, early_output, pump
 from environments.sandbox.files import IN_THE_WAY
 from environments.sandbox.owners import PREFIX, Owner, this_process
 from environments.sandbox.spawner import CANNOT_START, HeadTail
@@ -303,10 +303,10 @@ class DockerBox(Box):
             raise
         sock: socket.socket = getattr(wrapper, "_sock", wrapper)
         try:
-            if not pump(sock, stdin, streams, deadline, abort, lambda: _ended(api, run), early=_early(wrapper, sock)):
+            if not pump(sock, stdin, streams, deadline, abort, lambda: _ended(api, run), early=early_output(wrapper, sock)):
                 return None, streams
         finally:
-            _close(wrapper, sock)
+            close(wrapper, sock)
         while (code := api.exec_inspect(run)["ExitCode"]) is None:
             if time.monotonic() > deadline:
                 return None, streams
@@ -435,22 +435,3 @@ def _remove(container: Container) -> None:
 
 def _ended(api: Any, run: str) -> bool:
     return not api.exec_inspect(run)["Running"]
-
-
-def _early(wrapper: Any, sock: socket.socket) -> bytes:
-    """Output that came together with the engine's headers: the SDK's buffered reader has it, the socket it gives us has not."""
-    sock.setblocking(False)
-    response = getattr(wrapper, "_response", None)
-    reader = getattr(getattr(getattr(response, "raw", None), "_fp", None), "fp", None)
-    return bytes(reader.peek(1)) if reader is not None and hasattr(reader, "peek") else b""
-
-
-def _close(wrapper: Any, sock: socket.socket) -> None:
-    """Closing the SDK's wrapper alone leaves the connection open, and the engine waiting for us to read."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-    response = getattr(wrapper, "_response", None)
-    if response is not None:
-        response.close()
-    wrapper.close()
-    sock.close()

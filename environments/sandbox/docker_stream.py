@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from environments.sandbox.spawner import DRAIN_SECONDS, HeadTail
 
@@ -87,3 +88,22 @@ def _demultiplex(buffer: bytearray, streams: tuple[HeadTail, HeadTail]) -> None:
         del buffer[: 8 + taken]
         buffer[:0] = struct.pack("!BxxxI", kind, size - taken)
         return
+
+
+def early_output(wrapper: Any, sock: socket.socket) -> bytes:
+    """Output that came together with the engine's headers: the SDK's buffered reader has it, the socket it gives us has not."""
+    sock.setblocking(False)
+    response = getattr(wrapper, "_response", None)
+    reader = getattr(getattr(getattr(response, "raw", None), "_fp", None), "fp", None)
+    return bytes(reader.peek(1)) if reader is not None and hasattr(reader, "peek") else b""
+
+
+def close(wrapper: Any, sock: socket.socket) -> None:
+    """Closing the SDK's wrapper alone leaves the connection open, and the engine waiting for us to read."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    response = getattr(wrapper, "_response", None)
+    if response is not None:
+        response.close()
+    wrapper.close()
+    sock.close()

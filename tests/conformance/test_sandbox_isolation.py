@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -181,6 +182,19 @@ except OSError as error: print(n, error.errno)
         assert (await sh(neighbour, "echo x > y && cat y")).stdout == b"x\n"
 
 
+async def test_scratch_folders_can_be_written_and_have_limits(backend: Backend) -> None:
+    async with a_box(backend) as box:
+        assert (await sh(box, "echo a > /tmp/x && echo b > /dev/shm/x && cat /tmp/x /dev/shm/x")).stdout == b"a\nb\n"
+        fill = "import os\nfor i in range(100_000):\n    open(f'/dev/shm/{i}', 'w').close()"
+        assert b"No space left" in (await py(box, fill, seconds=60.0)).stderr
+
+
+async def test_orphans_do_not_stay_as_zombies(backend: Backend) -> None:
+    async with a_box(backend) as box:
+        await sh(box, "for i in 1 2 3 4 5; do (sh -c 'sleep 0.1 &' &); done; sleep 0.5")
+        assert (await sh(box, "cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z '")).stdout == b"0\n"
+
+
 async def test_cpu_time_is_limited(backend: Backend) -> None:
     async with a_box(backend, cpus=0.25) as box:
         program = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
@@ -354,6 +368,21 @@ async def test_a_private_engine_setting_is_noticed(docker_backend: DockerBackend
                 async with a_box(docker_backend):
                     pass
             assert time.monotonic() - started < 20
+
+
+async def test_output_that_comes_with_the_engines_headers_is_kept(
+    docker_backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy host a command has written before the SDK reads the answer's head, which then holds its first output."""
+    begin = http.client.HTTPResponse.begin
+
+    def late(self: http.client.HTTPResponse) -> None:
+        time.sleep(0.5)
+        begin(self)
+
+    async with a_box(docker_backend) as box:
+        monkeypatch.setattr(http.client.HTTPResponse, "begin", late)
+        assert (await sh(box, "echo first; sleep 2; echo last")).stdout == b"first\nlast\n"
 
 
 def test_capabilities_are_declared(bubblewrap_backend: Backend, docker_backend: Backend) -> None:
