@@ -33,7 +33,7 @@ from environments.sandbox.base import Box
 from environments.sandbox.cgroups import oom_count, oom_file
 from environments.sandbox.docker_processes import filtered, kill_policy, policy_processes
 from environments.sandbox.docker_shell import AGENT, DockerWire
-from environments.sandbox.docker_stream import close, pump
+from environments.sandbox.docker_stream import close, early_output, pump
 from environments.sandbox.entering import CANNOT_START
 from environments.sandbox.files import IN_THE_WAY, acting_as, read_files, write_files
 from environments.sandbox.shell import Wire
@@ -175,7 +175,8 @@ class DockerBox(Box):
             streams[1].add(f"{error}\n".encode())
             return CANNOT_START, streams
         try:
-            if not pump(sock, stdin, streams, deadline, abort, lambda: not self.exec_state(run)["Running"]):
+            early = early_output(wrapper, sock)
+            if not pump(sock, stdin, streams, deadline, abort, lambda: not self.exec_state(run)["Running"], early=early):
                 return None, streams
         finally:
             close(wrapper, sock)

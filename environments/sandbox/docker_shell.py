@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environments.sandbox import shell_agent
-from environments.sandbox.docker_stream import close
+from environments.sandbox.docker_stream import close, early_output
 from environments.sandbox.shell import Answer, Wire
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ AGENT = ("/usr/bin/python3", "-I", "-S", "-c", Path(shell_agent.__file__).read_t
 class DockerWire(Wire):
     def __init__(self, host: DockerBackend, box: DockerBox, run: str, wrapper: Any, sock: socket.socket) -> None:
         self._host, self._box, self._run, self._wrapper, self._sock = host, box, run, wrapper, sock
-        self._buffer, self._closed = bytearray(), False
+        self._frames, self._buffer, self._closed = bytearray(early_output(wrapper, sock)), bytearray(), False
         sock.settimeout(None)
 
     async def send(self, payload: bytes) -> None:
@@ -74,10 +74,11 @@ class DockerWire(Wire):
         return taken
 
     def _exactly(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            block = self._sock.recv(min(size - len(data), 65536))
+        while len(self._frames) < size:
+            block = self._sock.recv(65536)
             if not block:
                 raise EOFError("the agent is gone")
-            data += block
-        return bytes(data)
+            self._frames += block
+        data = bytes(self._frames[:size])
+        del self._frames[:size]
+        return data

@@ -91,6 +91,14 @@ def _demultiplex(buffer: bytearray, streams: tuple[HeadTail, HeadTail]) -> None:
         return
 
 
+def early_output(wrapper: Any, sock: socket.socket) -> bytes:
+    """Output that came together with the engine's headers: the SDK's buffered reader has it, the socket it gives us has not."""
+    sock.setblocking(False)
+    response = getattr(wrapper, "_response", None)
+    reader = getattr(getattr(getattr(response, "raw", None), "_fp", None), "fp", None)
+    return bytes(reader.peek(1)) if reader is not None and hasattr(reader, "peek") else b""
+
+
 def close(wrapper: Any, sock: socket.socket) -> None:
     """Closing the SDK's wrapper alone leaves the connection open, and the engine waiting for us to read."""
     with contextlib.suppress(OSError):

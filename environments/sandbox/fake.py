@@ -52,7 +52,8 @@ class FakeBox(Box):
         self._groups: set[int] = set()
 
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
-        argv = [str(self._folder / word.removeprefix("/work/")) if word.startswith("/work/") else word for word in request.argv]
+        inside = f"{self.spec.workdir}/"
+        argv = [str(self._folder / word.removeprefix(inside)) if word.startswith(inside) else word for word in request.argv]
         if argv[0] == "python3":  # the interpreter at hand; a box has no other than its own either
             argv[0] = sys.executable
         cwd = self._folder / self.folder(request).removeprefix(self.spec.workdir).lstrip("/")

@@ -1,7 +1,7 @@
 """Equal requests of one group as one engine call with n choices.
 
 An engine spends milliseconds on every HTTP request, however short its answer: 216 one-token requests of a tiny model took 5 s,
-the same as nine requests of 24 choices 0.28 s (docs/results/serving.md). The members of a group whose episodes have a single
+nine requests of 24 choices 0.28 s (docs/results/serving.md). The members of a group whose episodes have a single
 turn all ask for the same continuation at the same moment and are waited for together, so nobody loses by sharing a call.
 """
 
@@ -46,11 +46,11 @@ class Together(Generic[Choice]):
         finally:
             if call.task is not None and all(other.done() for other in call.waiting):
                 call.task.cancel()  # nobody is left to wait for it; without effect on one that has ended
+                self._close(key, call)
 
     async def _run(self, key: Any, call: _Call[Choice], ask: Callable[[int], Awaitable[Sequence[Choice]]]) -> None:
         await asyncio.sleep(WINDOW_SECONDS)
-        if self._open.get(key) is call:
-            del self._open[key]
+        self._close(key, call)
         left = [answer for answer in call.waiting if not answer.done()]
         try:
             choices = await ask(len(left))
@@ -63,3 +63,8 @@ class Together(Generic[Choice]):
         for answer, choice in pairs:
             if not answer.done():
                 answer.set_result(choice)
+
+    def _close(self, key: Any, call: _Call[Choice]) -> None:
+        """Nobody joins `call` from now on: it has been sent, or everybody has left it."""
+        if self._open.get(key) is call:
+            del self._open[key]

@@ -90,3 +90,13 @@ async def test_who_left_before_the_call_is_not_asked_for() -> None:
     askers[0].cancel()
     assert sorted(await asyncio.gather(*askers[1:])) == [1, 2]
     assert engine.sizes == [2]
+
+
+async def test_who_comes_after_all_have_left_is_asked_for_anew() -> None:
+    engine, together = Engine(), Together[int](most=16)
+    left = asyncio.create_task(together.one("a", engine.ask))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    assert await asyncio.wait_for(together.one("a", engine.ask), timeout=5) == 1
+    assert engine.sizes == [1]

@@ -31,7 +31,7 @@ GROUPS = 6
 
 
 class Replica(ThreadingHTTPServer):
-    """Answers one token to every request, or, hanging, nothing at all."""
+    """Answers one token for every choice that is asked for, or, hanging, nothing at all."""
 
     daemon_threads = True
 
@@ -48,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"data": [{"max_model_len": 512}]})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.asked += 1
         if self.server.hanging:
             self.server.gone.wait(30)
@@ -59,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
             "finish_reason": self.server.finish,
             "weight_versions": [{"version": "c@0", "start": 0, "end": 1}],
         }
-        self._answer({"choices": [choice]})
+        self._answer({"choices": [choice] * request["sampling_params"]["n"]})
 
     def _answer(self, body: object) -> None:
         data = json.dumps(body).encode()
