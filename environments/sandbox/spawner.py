@@ -258,7 +258,6 @@ def _exec(request: dict[str, Any], fds: list[int]) -> None:
 def _shell(request: dict[str, Any], fds: list[int]) -> None:
     """Serve one shell until its owner closes the channel. Everything it starts is in the last of the groups."""
     channel, spaces = fds[0], dict(zip(NAMESPACES, fds[1:], strict=True))
-    held = os.open(os.path.join(request["join"][-1], "cgroup.procs"), os.O_RDONLY | os.O_CLOEXEC)
 
     def start(out: int, err: int, text: int, control: int) -> int:
         groups = _enter(request, spaces)
@@ -266,11 +265,11 @@ def _shell(request: dict[str, Any], fds: list[int]) -> None:
         return _fork(request, spaces, groups, {0: stdin, 1: out, 2: err, shell_agent.TEXT: text, shell_agent.CONTROL: control})
 
     def others() -> set[int]:
-        os.lseek(held, 0, os.SEEK_SET)
-        rows = b""
-        while block := os.read(held, 65536):
-            rows += block
-        return {int(row) for row in rows.split()} - {0}
+        try:  # opened anew each time: version 1 answers an open file from a list that is up to a second old
+            with open(os.path.join(request["join"][-1], "cgroup.procs"), "rb") as file:
+                return {int(row) for row in file.read().split()} - {0}
+        except FileNotFoundError:
+            return set()
 
     shell_agent.serve(channel, channel, start, others)
     os._exit(0)

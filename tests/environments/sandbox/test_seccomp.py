@@ -133,12 +133,15 @@ async def test_the_kernels_dangerous_calls_are_closed(backend: Backend) -> None:
         "pidfd_getfd": (438, 438), "fsopen": (430, 430), "move_mount": (429, 429), "open_tree": (428, 428),
         "fanotify_init": (300, 262), "kexec_load": (246, 104), "init_module": (175, 105), "clock_settime": (227, 112),
     }  # fmt: skip
-    program = CALLS + f"""
+    program = (
+        CALLS
+        + f"""
 for name, pair in {numbers!r}.items(): print(name, call(pair[column], 0x10000000, 0, 0, 0, 0, 0))
 print("clone", call((56, 220)[column], 0x10000000 | 17, 0, 0, 0, 0))
 print("clone3", call(435, 0, 0)); print("newer", call(470, 0), flush=True)
 if column == 0: print("x32", call(0x40000000 | 39))
 """
+    )
     async with a_box(backend) as box:
         result = await py(box, program)
         seen = dict(row.split() for row in result.stdout.decode().splitlines())
