@@ -162,7 +162,8 @@ for name, family, kind, protocol in (("vsock", 40, 1, 0), ("alg", 38, 5, 0), ("p
     except OSError as error: print(name, error)
 left, right = socket.socketpair(); left.send(b"x"); assert right.recv(1) == b"x"
 server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname())
-socket.socket(socket.AF_INET6, socket.SOCK_DGRAM); print(socket.getaddrinfo("localhost", 80)[0][4][1], socket.if_nameindex()[0][1])
+socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+print(socket.getaddrinfo("localhost", 80)[0][4][1], socket.if_nameindex()[0][1])
 """
     async with a_box(backend) as box:
         result = await py(box, program)

@@ -75,7 +75,8 @@ async def test_nothing_printed_or_guessed_ends_a_turn(backend: Backend) -> None:
     """Markers on every descriptor that the turn can name, by the shell and by its children, in and out of /proc."""
     forge = (
         "for n in 0 00000000000000000000000000000000; do for fd in $(ls /proc/$$/fd); do"
-        " { echo 0; echo \"$n 0\"; printf 'go\\n%s 0\\n' $n; } >&$fd; bash -c \"echo '$n 0' >&$fd; echo '$n 0' >/proc/$$/fd/$fd\";"
+        " { echo 0; echo \"$n 0\"; printf 'go\\n%s 0\\n' $n; } >&$fd;"
+        " bash -c \"echo '$n 0' >&$fd; echo '$n 0' >/proc/$$/fd/$fd\";"
         " done; done 2>/dev/null; set | grep -i nonce; sleep 0.3; echo late; (exit 3)"
     )
     async with a_box(backend) as box, await box.shell() as shell:
