@@ -1,9 +1,7 @@
 """What all backends share: the life of a box (open, frozen, destroyed), its environment, checks, one limit on concurrency.
 
-Contract: data_contracts/protocols.py `Sandbox` and `SandboxBackend`; a backend fills in the underscored methods and inherits
-the rules, so that they cannot differ. A box serves one episode or one grading. The time a command queues for its turn is not
-part of its deadline. A box that outlives `limits.lifetime_seconds` is an infrastructure failure: somebody forgot it, or
-the host is too slow; it is never the policy's.
+Contract: the docstring of `Box`; its types are in data_contracts/protocols.py. A backend fills in the underscored methods and
+inherits the rules, so that they cannot differ. The time a command queues for its turn is not part of its deadline.
 """
 
 from __future__ import annotations
@@ -55,7 +53,44 @@ def inodes(limits: SandboxLimits) -> int:
 
 
 class Box(ABC):
-    """One box; see the module's contract."""
+    """One box: the contract that every backend keeps, and that its conformance checks ask for.
+
+    Life. A box is made by `Backend.acquire`, serves one episode or one grading, may be frozen, and is destroyed. It is never
+    used again. After `freeze` nothing runs in it and nothing can change in it, files can be collected; after `destroy` nothing
+    is left of it: no process, mount, control group, container, volume, folder or descriptor. Both may be called twice.
+
+    Commands. `exec` runs one command (argv, never a shell of ours) as the box's one user, who is not root and has no rights:
+    another `user` is refused. Its working directory is `cwd` below `spec.workdir`. Its variables are a fixed list, the spec's
+    and the request's, and none of the host's. Its stdin is what the request holds, then the end. `deadline_seconds` is wall
+    clock from its start, kept from outside: at its end the command and everything it started is killed, daemons included,
+    `timed_out` is set and `exit_code` is None. Otherwise the exit code is the command's own, 128 + n after signal n, 127 when
+    it cannot be started; `oom_killed` says that the box's memory limit killed something meanwhile. stdout and stderr come back
+    as bytes, each at most `max_output_bytes`: head and tail are kept, a line between says how much is gone, and it is flagged.
+    Background processes of a command that ended by itself do not hold it up; whether they live on is the backend's (bubblewrap:
+    until the freeze; Docker: until no other command or shell is open). A cancelled call returns when its command is dead.
+
+    Shells. `shell` opens a session (data_contracts/protocols.py `Shell`): bash with its state kept between turns, each turn
+    with a deadline and caps as above. No output can end a turn. Sessions end with the freeze of the box.
+
+    Files. `put_files` writes regular files below workdir, creating folders; `collect` reads regular files after the freeze,
+    under a cap. Names are relative and plain; neither follows a link, a FIFO or a folder that the policy made; what is not a
+    regular file is missing.
+
+    Isolation (capability "isolation"): nothing of the host's files, processes, sockets, users and devices is in reach; the root
+    file system is read-only; only workdir, /tmp and /dev/shm can be written, each with a cap of bytes and inodes; no
+    capability, no new privileges, no new namespace, and only the system calls of seccomp.py. "no_network": loopback alone.
+    "limits": memory with swap, processes, CPU time, disk; what a host cannot enforce is refused in `check`. "oom": memory kills
+    are told apart.
+
+    Whose fault. A command's failure is a result. `SandboxLost`: the box was destroyed from inside; it counts as the policy's
+    failure. `InfraError`: the backend failed, or the box outlived `limits.lifetime_seconds` (somebody forgot it, or the host is
+    too slow); never the policy's. `InputError`: the caller asked for what the contract does not allow. `CapabilityError`: the
+    spec needs what this backend lacks; raised before anything is started.
+
+    The same everywhere: time zone UTC, locale C.UTF-8, hash seed 0, host name, user, paths. Not the same: the date and the
+    clock (no fixed clock yet: the shared root file system carries no libfaketime), the number of CPUs that `nproc` and
+    os.cpu_count() show, pids, and the scheduling of threads.
+    """
 
     def __init__(self, backend: Backend, spec: SandboxSpec, box_id: str) -> None:
         self.id, self.spec, self._backend = box_id, spec, backend

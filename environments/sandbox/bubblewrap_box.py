@@ -189,6 +189,7 @@ class BubblewrapBox(Box):
         def launch() -> None:
             message = {
                 "op": "shell", "argv": shell_agent.ARGV, "env": env, "cwd": cwd, "uid": self._uid, "gid": self._gid,
+                "listed": f"{self._group.joins(number)[-1]}/cgroup.procs",
             }  # fmt: skip
             with self._entrances(number) as groups:
                 self._host.send(message, [theirs.fileno(), *self._spaces(), *groups])
