@@ -303,7 +303,7 @@ class DockerBox(Box):
             raise
         sock: socket.socket = getattr(wrapper, "_sock", wrapper)
         try:
-            if not pump(sock, stdin, streams, deadline, abort, lambda: _ended(api, run)):
+            if not pump(sock, stdin, streams, deadline, abort, lambda: _ended(api, run), early=_early(wrapper, sock)):
                 return None, streams
         finally:
             _close(wrapper, sock)
@@ -435,6 +435,14 @@ def _remove(container: Container) -> None:
 
 def _ended(api: Any, run: str) -> bool:
     return not api.exec_inspect(run)["Running"]
+
+
+def _early(wrapper: Any, sock: socket.socket) -> bytes:
+    """Output that came together with the engine's headers: the SDK's buffered reader has it, the socket it gives us has not."""
+    sock.setblocking(False)
+    response = getattr(wrapper, "_response", None)
+    reader = getattr(getattr(getattr(response, "raw", None), "_fp", None), "fp", None)
+    return bytes(reader.peek(1)) if hasattr(reader, "peek") else b""
 
 
 def _close(wrapper: Any, sock: socket.socket) -> None:

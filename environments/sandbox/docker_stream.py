@@ -27,14 +27,18 @@ def pump(
     deadline: float,
     abort: threading.Event,
     ended: Callable[[], bool],
+    *,
+    early: bytes = b"",
 ) -> bool:
     """Feed stdin and read the multiplexed stream until its end; False when `deadline` or `abort` came first.
 
-    A background child may hold the stream open: in silence `ended` is asked whether the command itself is done. Then the
-    engine gets some seconds more to deliver what it still holds, for without such a child the end of the stream must come.
+    `early` is what was read from `sock` before. A background child may hold the stream open: in silence `ended` is asked
+    whether the command itself is done. Then the engine gets some seconds more to deliver what it still holds, for without such
+    a child the end of the stream must come.
     """
     sock.setblocking(False)
-    view, buffer = memoryview(stdin), bytearray()
+    view, buffer = memoryview(stdin), bytearray(early)
+    _demultiplex(buffer, streams)
     events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stdin else 0)
     quiet_since, done = time.monotonic(), False
     with selectors.DefaultSelector() as selector:
