@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -138,6 +139,21 @@ async def test_a_private_engine_setting_is_noticed(docker_backend: DockerBackend
                 async with Lab(docker_backend).box():
                     pass
             assert time.monotonic() - started < 20
+
+
+async def test_output_that_comes_with_the_engines_headers_is_kept(
+    docker_backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy host a command has written before the SDK reads the answer's head, which then holds its first output."""
+    begin = http.client.HTTPResponse.begin
+
+    def late(self: http.client.HTTPResponse) -> None:
+        time.sleep(0.5)
+        begin(self)
+
+    async with Lab(docker_backend).box() as box:
+        monkeypatch.setattr(http.client.HTTPResponse, "begin", late)
+        assert (await sh(box, "echo first; sleep 2; echo last")).stdout == b"first\nlast\n"
 
 
 def test_the_fake_says_that_it_does_not_isolate_and_is_never_a_fall_back(fake_backend: Backend) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable
 
 import pytest
 
@@ -24,10 +26,27 @@ ROWS = [
 ]
 
 
+@pytest.fixture(scope="session")
+def outcomes(request: pytest.FixtureRequest) -> Callable[[Backend], dict[str, Outcome]]:
+    """Outcomes by name of the checks that this session selected for a backend, all run at once as the command does."""
+
+    @functools.cache
+    def of(backend: Backend) -> dict[str, Outcome]:
+        marks = [
+            item.callspec.params
+            for item in request.session.items
+            if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        ]
+        chosen = [row["item"] for row in marks if row.get("backend") == backend.name and "item" in row]
+        return {outcome.name: outcome for outcome in asyncio.run(run_checks(Lab(backend), chosen))}
+
+    return of
+
+
 @pytest.mark.parametrize(("backend", "item"), ROWS, indirect=["backend"])
-async def test_conformance(backend: Backend, item: Check) -> None:
-    outcome = await run_check(item, Lab(backend))
-    assert (outcome.status, outcome.reason) == ("pass", ""), item.shows
+def test_conformance(backend: Backend, item: Check, outcomes: Callable[[Backend], dict[str, Outcome]]) -> None:
+    outcome = outcomes(backend)[item.name]
+    assert (outcome.status, outcome.reason) == ("pass", ""), f"{item.shows} {outcome.reason}"
 
 
 def test_there_are_many_checks_and_each_says_what_it_shows() -> None:

@@ -25,7 +25,7 @@ for root in ["", "/host", "/mnt", "/oldroot", "/newroot", *glob.glob("/proc/*/ro
         with open(root + path, "rb") as file:
             found.append(("read " if secret.encode() in file.read() else "opened ") + root + path)
     except OSError: pass
-for folder, folders, names in os.walk("/"):
+for folder, folders, names in os.walk("/") if not found else ():
     folders[:] = [item for item in folders if os.path.join(folder, item) not in ("/proc", "/sys")]
     found += [os.path.join(folder, item) for item in names if item == name]
 print(json.dumps(found))
