@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -268,17 +269,18 @@ async def reap_after_kill(kind: str, count: int, backend: Backend, *, with_spawn
     """
     bystander = await backend.acquire(SandboxSpec(limits=SandboxLimits(lifetime_seconds=900)))
     command = [sys.executable, "-c", _OWNER, kind, str(count)]
-    owner = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    # Not asyncio's: its wait would wait for everything that inherited the pipe.
+    owner = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE)
     try:
         assert owner.stdout is not None
-        spawner = int(await asyncio.wait_for(owner.stdout.readline(), 300))
+        spawner = int(await asyncio.wait_for(asyncio.to_thread(owner.stdout.readline), 300))
         held = await asyncio.to_thread(_held_by, owner.pid, kind, backend)
         if with_spawner and spawner:
-            os.kill(spawner, 19)  # stopped first, so that it cannot clean up
+            os.kill(spawner, signal.SIGSTOP)  # so that it cannot clean up
         owner.kill()
-        await owner.wait()
+        await asyncio.to_thread(owner.wait)
         if with_spawner and spawner:
-            os.kill(spawner, 9)
+            os.kill(spawner, signal.SIGKILL)
         began = time.monotonic()
         await asyncio.to_thread(backend.reap)
         left = await asyncio.to_thread(_held_by, owner.pid, kind, backend)
@@ -286,9 +288,11 @@ async def reap_after_kill(kind: str, count: int, backend: Backend, *, with_spawn
         alive = await bystander.exec(ExecRequest(argv=("echo", "fine"), deadline_seconds=60))
         return Reaped(held, took, left, alive.stdout == b"fine\n")
     finally:
-        if owner.returncode is None:
+        if owner.poll() is None:
             owner.kill()
-            await owner.wait()
+            owner.wait()
+        if owner.stdout is not None:
+            owner.stdout.close()
         await bystander.destroy()
 
 
