@@ -12,7 +12,7 @@ import pytest
 from data_contracts.errors import InputError, SandboxLost
 from data_contracts.protocols import ExecRequest
 from environments.sandbox.base import Backend
-from tests.conformance.sandbox_boxes import a_box, py, sh
+from environments.sandbox.conformance.lab import Lab, py, sh
 
 KEPT, GONE = f"1{os.getpid()}", f"2{os.getpid()}"
 """Seconds that nobody else on this host sleeps: the fake's boxes see all processes."""
@@ -26,7 +26,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 async def test_the_state_of_a_session_stays(backend: Backend) -> None:
-    async with a_box(backend, env={"FROM_SPEC": "a b"}) as box, await box.shell(env={"MORE": "é"}) as shell:
+    async with Lab(backend).box(env={"FROM_SPEC": "a b"}) as box, await box.shell(env={"MORE": "é"}) as shell:
         first = await shell.run('mkdir -p d && cd d; x=5; declare -A m=([k]=v); f() { echo "f $1"; }; false', 20)
         assert (first.exit_code, first.stdout, first.stderr, first.timed_out, first.alive) == (1, b"", b"", False, True)
         second = await shell.run('echo $? $x ${m[k]} "$FROM_SPEC $MORE"; f 1; basename "$PWD"; echo oops >&2', 20)
@@ -38,7 +38,7 @@ async def test_the_state_of_a_session_stays(backend: Backend) -> None:
 
 
 async def test_what_a_command_prints_comes_back_unchanged_and_capped(backend: Backend) -> None:
-    async with a_box(backend) as box, await box.shell() as shell:
+    async with Lab(backend).box() as box, await box.shell() as shell:
         binary = await shell.run(r"printf '\377\000ok'; printf '\376' >&2", 20)
         assert (binary.stdout, binary.stderr) == (b"\xff\x00ok", b"\xfe")
         capped = await shell.run("echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo last", 20, max_output_bytes=4096)
@@ -53,7 +53,7 @@ async def test_what_a_command_prints_comes_back_unchanged_and_capped(backend: Ba
 
 
 async def test_broken_commands_leave_the_session_alone(backend: Backend) -> None:
-    async with a_box(backend) as box, await box.shell() as shell:
+    async with Lab(backend).box() as box, await box.shell() as shell:
         for command, code in (("if true; then", 2), ("echo 'unclosed", 2), ("no-such-command", 127), (")", 2), ("return 7", 7)):
             turn = await shell.run(command, 20)
             assert (turn.exit_code, turn.alive) == (code, True), command
@@ -79,7 +79,7 @@ async def test_nothing_printed_or_guessed_ends_a_turn(backend: Backend) -> None:
         " bash -c \"echo '$n 0' >&$fd; echo '$n 0' >/proc/$$/fd/$fd\";"
         " done; done 2>/dev/null; set | grep -i nonce; sleep 0.3; echo late; (exit 3)"
     )
-    async with a_box(backend) as box, await box.shell() as shell:
+    async with Lab(backend).box() as box, await box.shell() as shell:
         for _ in range(2):
             turn = await shell.run(forge, 20)
             assert (turn.exit_code, turn.alive) == (3, True)
@@ -89,7 +89,7 @@ async def test_nothing_printed_or_guessed_ends_a_turn(backend: Backend) -> None:
 
 async def test_a_child_that_knows_the_line_cannot_end_the_turn(backend: Backend) -> None:
     """The shell hands its own line to a child, which learns the nonce and reports: the kernel names the sender."""
-    async with a_box(backend) as box, await box.shell() as shell:
+    async with Lab(backend).box() as box, await box.shell() as shell:
         steal = (
             "for fd in /proc/$$/fd/*; do n=${fd##*/}; case $(readlink $fd) in socket*)"
             ' timeout 1 head -n 1 <&$n > nonce; echo "$(cat nonce) 0" > line; cat line >&$n;; esac; done; sleep 0.5; echo late'
@@ -101,7 +101,7 @@ async def test_a_child_that_knows_the_line_cannot_end_the_turn(backend: Backend)
 
 
 async def test_a_deadline_kills_the_turn_and_not_the_session(backend: Backend) -> None:
-    async with a_box(backend) as box, await box.shell() as shell:
+    async with Lab(backend).box() as box, await box.shell() as shell:
         await shell.run(f"y=kept; sleep {KEPT} & echo", 20)
         loops = "g() { while :; do sleep 60; done; }; g; echo no", "while :; do :; done", "sleep 60 | cat; sleep 60; echo no"
         daemons = f"setsid sleep {GONE} & (setsid sleep {GONE} & sleep {GONE} &) ; trap '' TERM INT HUP; sleep {GONE}"
@@ -118,7 +118,7 @@ async def test_a_deadline_kills_the_turn_and_not_the_session(backend: Backend) -
 
 
 async def test_a_shell_that_cannot_be_stopped_is_lost_and_says_so(backend: Backend) -> None:
-    async with a_box(backend) as box:
+    async with Lab(backend).box() as box:
         shell = await box.shell()
         turn = await shell.run(f"trap '' 39; (sleep {GONE} &) ; echo begun; while :; do :; done", 0.5)
         assert (turn.timed_out, turn.exit_code, turn.alive, turn.stdout) == (True, None, False, b"begun\n")
@@ -142,14 +142,14 @@ async def test_a_shell_that_cannot_be_stopped_is_lost_and_says_so(backend: Backe
     ],
 )
 async def test_a_policy_that_ends_its_shell_is_told_so(backend: Backend, command: str, code: int) -> None:
-    async with a_box(backend) as box, await box.shell() as shell:
+    async with Lab(backend).box() as box, await box.shell() as shell:
         turn = await shell.run(command, 20)
         assert (turn.exit_code, turn.stdout, turn.timed_out, turn.alive) == (code, b"bye\n", False, False)
         assert (await sh(box, "echo usable")).stdout == b"usable\n"
 
 
 async def test_a_shell_that_dies_between_turns_is_reported_by_the_next(backend: Backend) -> None:
-    async with a_box(backend) as box, await box.shell() as shell:
+    async with Lab(backend).box() as box, await box.shell() as shell:
         await shell.run("pid=$$; (sleep 0.2; kill -9 $pid) & :", 20)
         await asyncio.sleep(0.6)
         turn = await shell.run("echo not run", 20)
@@ -157,7 +157,7 @@ async def test_a_shell_that_dies_between_turns_is_reported_by_the_next(backend: 
 
 
 async def test_background_output_comes_with_the_next_turn(backend: Backend) -> None:
-    async with a_box(backend) as box, await box.shell() as shell:
+    async with Lab(backend).box() as box, await box.shell() as shell:
         await shell.run("(sleep 0.2; head -c 200000 /dev/zero | tr '\\0' y; echo done > flag) & :", 20)
         await asyncio.sleep(0.8)
         turn = await shell.run("cat flag", 20)
@@ -167,7 +167,7 @@ async def test_background_output_comes_with_the_next_turn(backend: Backend) -> N
 
 
 async def test_sessions_are_apart_and_turns_of_one_queue(backend: Backend) -> None:
-    async with a_box(backend) as box, await box.shell() as one, await box.shell() as two:
+    async with Lab(backend).box() as box, await box.shell() as one, await box.shell() as two:
         await asyncio.gather(one.run("x=1", 20), two.run("x=2", 20))
         turns = await asyncio.gather(*(one.run(f"sleep 0.1; echo $x {n} $((x=x+1))", 20) for n in range(3)))
         assert [turn.stdout for turn in turns] == [b"1 0 2\n", b"2 1 3\n", b"3 2 4\n"]
@@ -177,7 +177,7 @@ async def test_sessions_are_apart_and_turns_of_one_queue(backend: Backend) -> No
 
 
 async def test_closing_freezing_and_destroying_end_a_session(backend: Backend) -> None:
-    async with a_box(backend) as box:
+    async with Lab(backend).box() as box:
         shell = await box.shell()
         await shell.run(f"sleep {GONE} & echo x > file", 20)
         await shell.close()
@@ -193,7 +193,7 @@ async def test_closing_freezing_and_destroying_end_a_session(backend: Backend) -
 
 
 async def test_a_cancelled_turn_is_killed(backend: Backend) -> None:
-    async with a_box(backend) as box:
+    async with Lab(backend).box() as box:
         shell = await box.shell()
         turn = asyncio.ensure_future(shell.run("while :; do echo x >> beat; sleep 0.01; done", 60))
         await asyncio.sleep(0.6)
@@ -208,7 +208,7 @@ async def test_a_cancelled_turn_is_killed(backend: Backend) -> None:
 
 
 async def test_wrong_requests_are_refused(backend: Backend) -> None:
-    async with a_box(backend) as box:
+    async with Lab(backend).box() as box:
         with pytest.raises(InputError, match=r"no shell|did not start"):
             await box.shell(cwd="no/such/folder")
         with pytest.raises(InputError, match="environment variable"):
@@ -222,7 +222,7 @@ async def test_wrong_requests_are_refused(backend: Backend) -> None:
 
 
 async def test_sessions_leave_no_descriptor_and_no_process(backend: Backend) -> None:
-    async with a_box(backend) as box:
+    async with Lab(backend).box() as box:
         async with await box.shell() as shell:
             await shell.run("true", 20)
         await asyncio.sleep(0.1)
@@ -238,13 +238,13 @@ async def test_sessions_leave_no_descriptor_and_no_process(backend: Backend) -> 
 @pytest.mark.parametrize("name", ["bubblewrap", "docker"])
 async def test_bombs_in_a_session_hit_the_limits(request: pytest.FixtureRequest, name: str) -> None:
     backend: Backend = request.getfixturevalue(f"{name}_backend")
-    async with a_box(backend, pids=24, memory_bytes=1 << 26) as box, await box.shell() as shell:
+    async with Lab(backend).box(pids=24, memory_bytes=1 << 26) as box, await box.shell() as shell:
         memory = await shell.run("python3 -c 'x = b\"x\" * (1 << 28)'; echo $?", 30)
         assert memory.oom_killed
         assert not memory.timed_out
         if memory.alive:
             assert memory.stdout == b"137\n"
-    async with a_box(backend, pids=24) as box:
+    async with Lab(backend).box(pids=24) as box:
         shell = await box.shell()
         forks = await shell.run("b() { b | b & }; b; while :; do sleep 1; done", 1.5)
         assert forks.timed_out
@@ -258,7 +258,7 @@ async def test_bombs_in_a_session_hit_the_limits(request: pytest.FixtureRequest,
 @pytest.mark.parametrize("name", ["docker"])
 async def test_a_policy_that_stops_the_agent_loses_its_session_only(request: pytest.FixtureRequest, name: str) -> None:
     backend: Backend = request.getfixturevalue(f"{name}_backend")
-    async with a_box(backend) as box:
+    async with Lab(backend).box() as box:
         shell = await box.shell()
         assert (await shell.run("cat /proc/$PPID/environ; ls /proc/$PPID/fd; echo 0 > /proc/$PPID/fd/1", 20)).stdout == b""
         killed = await shell.run("kill -9 $PPID; sleep 60", 5)
@@ -267,7 +267,7 @@ async def test_a_policy_that_stops_the_agent_loses_its_session_only(request: pyt
 
 
 async def test_a_turn_costs_little_on_bubblewrap(bubblewrap_backend: Backend) -> None:
-    async with a_box(bubblewrap_backend) as box, await box.shell() as shell:
+    async with Lab(bubblewrap_backend).box() as box, await box.shell() as shell:
         for _ in range(20):
             await shell.run(":", 20)
         seconds = []
