@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows import data_commands, grade_commands
 from flows.bench_commands import bench_app
 from flows.sandbox_commands import sandbox_app
-from flows import data_commands
-from flows import grade_commands
 
 if TYPE_CHECKING:
     from rich.console import Console

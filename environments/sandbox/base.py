@@ -120,8 +120,8 @@ class Box(ABC):
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[None]:
-        """Around whatever is done with the box. Ends it with the box's lifetime (one made ahead is built to last longer, pool.py),
-        and remembers that the box was lost, and by whose doing: past its lifetime it was not the policy's."""
+        """Around whatever is done with the box. Ends it with the box's lifetime (one made ahead is built to last longer,
+        pool.py), and remembers that the box was lost, and by whose doing: past its lifetime it was not the policy's."""
         try:
             async with asyncio.timeout(self._left()):
                 yield

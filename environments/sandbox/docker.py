@@ -113,7 +113,7 @@ class DockerBackend(Backend):
 
     def reap(self) -> int:
         """Blocks. Removes containers and volumes of dead owners of this host, whatever installation they belonged to."""
-        ours = {"label": f"{PREFIX}pid"}
+        ours: dict[str, str | list[str] | bool] = {"label": f"{PREFIX}pid"}
         containers = [
             container
             for container in self.client.containers.list(all=True, filters=ours, ignore_removed=True)

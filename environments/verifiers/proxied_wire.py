@@ -39,10 +39,8 @@ _TEXTS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "time": (datetime.time, lambda v: str(v.isoformat()), datetime.time.fromisoformat),
 }
 _BY_TYPE = {entry[0]: name for name, entry in _TEXTS.items()}
-_TYPES: dict[str, type] = {
-    t.__name__: t
-    for t in (int, str, float, bool, bytes, complex, object, type(None), range, type, *_CONTAINERS, *_BY_TYPE)
-}  # fmt: skip
+_KNOWN: tuple[type, ...] = (int, str, float, bool, bytes, complex, object, type(None), range, type, *_CONTAINERS, *_BY_TYPE)
+_TYPES = {kind.__name__: kind for kind in _KNOWN}
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
@@ -168,7 +166,7 @@ class Codec:
             if kind in _MUTABLE:
                 objects[index] = old if old is not None and _CONTAINERS.get(type(old)) == kind else _MUTABLE[kind]()
             elif kind == "object":
-                made = self.records[nodes[index][1]]
+                made: Any = self.records[nodes[index][1]]
                 objects[index] = old if type(old) is made else made.__new__(made)
             elif kind in ("tuple", "frozenset", "struct"):
                 late.append(index)

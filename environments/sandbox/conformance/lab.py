@@ -44,7 +44,7 @@ class Lab:
     @asynccontextmanager
     async def walled_box(self, **limits: float) -> AsyncIterator[Box]:
         """A fresh box that was seen to have its own processes and no root."""
-        async with self.box(**limits) as box:
+        async with self.box(**limits) as box:  # type: ignore[arg-type]
             inside = (await sh(box, "readlink /proc/self/ns/pid; id -u")).stdout.decode(errors="replace").split()
             outside = await asyncio.to_thread(os.readlink, "/proc/self/ns/pid")
             if len(inside) != 2 or inside[0] == outside or inside[1] == "0":
