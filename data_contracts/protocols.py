@@ -72,6 +72,15 @@ class Store(Protocol):
 # ----------------------------------------------------------------------------------------------------------------- sandbox
 
 
+class Preload(Record, frozen=True, kw_only=True):
+    """Leave for a backend to run the Python script that `argv` ends with in a fork of an interpreter that was started with
+    `options`, and has imported `modules`, before any box existed. Isolation and result stay the same; only the start is saved.
+    Such a script sees `sys.flags` of `options` and takes no arguments."""
+
+    options: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
 class ExecRequest(Record, frozen=True, kw_only=True):
     """One command inside a box. `deadline_seconds` is wall clock, enforced from outside on the whole process tree."""
 
@@ -80,8 +89,11 @@ class ExecRequest(Record, frozen=True, kw_only=True):
     cwd: str | None = None
     env: dict[str, str] = {}
     stdin: bytes = b""
+    user: str = "box"
+    """The box's one unprivileged user. Any other name is refused with InputError: no command in a box has more rights."""
     max_output_bytes: int = 64 * 1024
     """Cap on each of stdout and stderr; head and tail are kept, the middle is dropped and flagged."""
+    preload: Preload | None = None
 
 
 class ExecResult(Record, frozen=True, kw_only=True):
@@ -97,6 +109,30 @@ class ExecResult(Record, frozen=True, kw_only=True):
     wall_seconds: float = 0.0
 
 
+class ShellResult(ExecResult, frozen=True, kw_only=True):
+    """One turn of a shell. `exit_code` is that of the turn's last command, None when the turn was stopped from outside."""
+
+    alive: bool = True
+    """Whether the session goes on. False: the policy ended its shell (`exit`, `exec`, `kill`; then `exit_code` is the
+    shell's), or the deadline could not be kept without killing it (`timed_out`)."""
+
+
+class Shell(Protocol):
+    """A stateful session: bash, with working directory, variables, functions and background jobs kept from turn to turn.
+
+    Commands see an empty stdin. Output of background jobs comes with the turn in which, or after which, it was written. What a
+    turn prints cannot end it. At its deadline everything the turn started is killed, background jobs of earlier turns are not.
+    Use as an async context manager, or `close` it: that kills all it holds. A session also ends with the freeze of its box.
+    """
+
+    alive: bool
+
+    async def run(self, command: str, deadline_seconds: float, *, max_output_bytes: int = 64 * 1024) -> ShellResult:
+        """One turn; turns of one session queue. Raises InputError for a session that has ended; errors else as for `exec`."""
+
+    async def close(self) -> None: ...
+
+
 class Sandbox(Protocol):
     """One isolated, single-use box. No network, read-only root, non-root user, hard limits; `workdir` is writable.
 
@@ -108,6 +144,9 @@ class Sandbox(Protocol):
     spec: SandboxSpec
 
     async def exec(self, request: ExecRequest) -> ExecResult: ...
+
+    async def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Shell:
+        """Open a session in `cwd` (relative to workdir) with `env` on top of the box's variables."""
 
     async def put_files(self, files: Mapping[str, bytes]) -> None:
         """Write regular files (relative to workdir, no "..", no links followed), creating folders."""

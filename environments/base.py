@@ -103,6 +103,8 @@ class Verifier(ABC):
     """Decides what really worked, from collected files and environment-owned state; runs code in a fresh sandbox."""
 
     kind: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Keys of `Collected.state` without which nothing can be graded: `regrade` names the one that was not stored."""
 
     def check(self, problem: Problem) -> None:  # noqa: B027  a verifier without settings has nothing to check
         """Raises InputError (with the field) for a problem that this verifier could not grade, or would pass without cause.
@@ -136,6 +138,9 @@ class Domain(ABC):
     floor: ClassVar[float] = 0.0
     """The mean score that a no-op or random policy may reach."""
     services: ClassVar[tuple[str, ...]] = ()
+    images: ClassVar[tuple[str, ...]] = ()
+    """Root file system variants beside "base" that its problems name (infra/rootfs.py); `python -m environments.images` builds
+    those of every installed domain."""
 
     @abstractmethod
     def problems(self, split: Split, *, seed: int, level: str = "default", **settings: Any) -> Iterator[Problem]:

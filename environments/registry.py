@@ -20,12 +20,14 @@ from environments.base import Domain, Verifier
 DOMAINS = {
     "arithmetic": "environments.domains.arithmetic:Arithmetic",
     "calculator": "environments.domains.calculator:Calculator",
+    "code": "environments.domains.code:Code",
     "code_repair": "environments.domains.code_repair:CodeRepair",
     "echo": "environments.domains.echo:Echo",
 }
 VERIFIERS = {
     "exact_answer": "environments.verifiers.exact_answer:ExactAnswer",
     "function_cases": "environments.verifiers.function_cases:FunctionCases",
+    "proxied": "environments.verifiers.proxied:Proxied",
     "unit_tests": "environments.verifiers.unit_tests:UnitTests",
 }
 

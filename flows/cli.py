@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows import data_commands, grade_commands
+from flows.bench_commands import bench_app
+from flows.sandbox_commands import sandbox_app
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -27,6 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(bench_app)
+app.add_typer(sandbox_app)
+app.add_typer(data_commands.app)
 ProfileName = Annotated[
     str, typer.Option("--profile", "-p", help="Name of a file in flows/profiles, or a path to a YAML file.")
 ]
@@ -184,6 +191,9 @@ def doctor() -> None:
     _console().print(table)
     if not healthy:
         raise typer.Exit(1)
+
+
+grade_commands.register(app)
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -175,7 +175,7 @@ def steps_for(target: str, byte_code: install.ByteCode) -> list[Step]:
         *packaged,
         Step(
             f"sandbox root file system{' and image' if rootfs else ''}",
-            partial(module, "infra.rootfs", *rootfs, needs="the sandbox root file system"),
+            partial(module, "environments.images", *rootfs, needs="the sandbox root file system"),
         ),
         *(
             Step(

@@ -3,12 +3,14 @@
 Contract: `ensure_rootfs` answers the path of an unpacked, never-changed Debian tree (minbase, python3, pytest) below
 `cache()/rootfs/<variant>-<digest>`; the digest is that of the recipe (release, architecture, packages, fix-ups). It is built
 aside and renamed, so a reader sees a whole tree or none; two builders wait for each other. `ensure_image` gives the same tree
-to Docker as `bessemer-sandbox:<variant>-<digest>`. Mirrors are the host's own apt sources: no host name is written here.
-Gaps: only Debian-like hosts can build; elsewhere copy a built tree into the cache, or set the image up with
-infra/docker/Dockerfile.sandbox. The packages' versions are the mirror's of the day.
+to Docker as `bessemer-sandbox:<variant>-<digest>`. A variant is a name of VARIANTS, and "name,package,package" adds packages
+of Debian to one, so that a domain declares what its boxes need without a line of code here. Mirrors are the host's own apt
+sources: no host name is written here. Gaps: only Debian-like hosts can build; elsewhere copy a built tree into the cache, or
+set the image up with infra/docker/Dockerfile.sandbox. The packages' versions are the mirror's of the day.
 
     python -m infra.rootfs             # tools for bubblewrap (apt, where root may) and the tree
     python -m infra.rootfs --docker    # also Docker's engine and the image
+    python -m infra.rootfs --variant node --variant base,jq,sqlite3
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -25,7 +28,7 @@ import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -40,8 +43,12 @@ Progress = Callable[[str], None]
 
 RECIPE = 1
 """Raise it when the fix-ups below change: the digest changes, and the tree is built anew."""
-VARIANTS: dict[str, tuple[str, ...]] = {"base": ("python3", "python3-pytest")}
-"""Declared root file systems: name (SandboxSpec.image) -> packages on top of minbase."""
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "base": ("python3", "python3-pytest"),
+    "node": ("python3", "python3-pytest", "nodejs"),
+}
+"""Declared root file systems: name (SandboxSpec.image) -> packages on top of minbase. Boxes themselves need python3."""
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{1,60}")
 BOX_UID = 1000
 FOLDERS = ("work", "workspace", "testbed", "app", "home/box")
 """Empty folders in the tree: the possible work folders of a box."""
@@ -52,29 +59,40 @@ def silent(message: str) -> None:
     """The progress callback that says nothing."""
 
 
+def packages_of(variant: str) -> tuple[str, ...]:
+    """The packages of `variant` on top of minbase. Raises MissingRequirement for one that is not declared."""
+    name, *more = variant.split(",")
+    if name not in VARIANTS or not all(_PACKAGE.fullmatch(package) for package in more):
+        raise MissingRequirement(
+            f"no root file system variant '{variant[:80]}' is declared; choose one of {sorted(VARIANTS)}, write"
+            " 'base,package,package' with packages of Debian, or add it to infra/rootfs.py VARIANTS"
+        )
+    return (*VARIANTS[name], *(package for package in sorted(set(more)) if package not in VARIANTS[name]))
+
+
 def digest(variant: str) -> str:
     """Twelve hex digits that name the recipe of `variant` on this host. Raises MissingRequirement for an undeclared one."""
-    if variant not in VARIANTS:
-        raise MissingRequirement(
-            f"no root file system variant '{variant}' is declared; choose one of {sorted(VARIANTS)}, or add it to"
-            " infra/rootfs.py VARIANTS"
-        )
-    recipe = [RECIPE, release(), platform.machine(), VARIANTS[variant], FOLDERS, BOX_UID]
+    recipe = [RECIPE, release(), platform.machine(), packages_of(variant), FOLDERS, BOX_UID]
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
+
+
+def _label(variant: str) -> str:
+    """`variant` as a part of file names and image tags."""
+    return f"{re.sub('[^a-z0-9_.-]', '-', variant)[:60]}-{digest(variant)}"
 
 
 def rootfs_path(variant: str = "base") -> Path:
     """Where the tree of `variant` is, or will be."""
-    return cache() / "rootfs" / f"{variant}-{digest(variant)}"
+    return cache() / "rootfs" / _label(variant)
 
 
 def image_name(variant: str = "base") -> str:
     """The Docker image with the same tree."""
-    return f"bessemer-sandbox:{variant}-{digest(variant)}"
+    return f"bessemer-sandbox:{_label(variant)}"
 
 
 def ensure_rootfs(variant: str = "base", *, progress: Progress = silent) -> Path:
-    """The tree, built when it is not there yet (about a minute). Raises MissingRequirement, InfraError("image_missing")."""
+    """The tree, built when it is not there yet (some 30 s). Raises MissingRequirement, InfraError("image_missing")."""
     target = rootfs_path(variant)
     if target.is_dir():
         return target
@@ -84,10 +102,10 @@ def ensure_rootfs(variant: str = "base", *, progress: Progress = silent) -> Path
             return target
         aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
-            progress(f"building the sandbox root file system '{variant}' ({', '.join(VARIANTS[variant])})")
+            progress(f"building the sandbox root file system '{variant}' ({', '.join(packages_of(variant))})")
             tree = aside / "root"
             tree.mkdir(mode=0o755)
-            _bootstrap(tree, VARIANTS[variant], log=target.with_suffix(".log"))
+            _bootstrap(tree, packages_of(variant), log=target.with_suffix(".log"))
             _fix_up(tree)
             tree.rename(target)
         finally:
@@ -194,10 +212,28 @@ def _tar_stream(tree: Path) -> Iterator[bytes]:
     writer.join()
 
 
+def prepare(variants: Sequence[str], *, docker: bool, progress: Progress) -> None:
+    """The host's tools and these root file systems; with `docker` the engine and their images too."""
+    for variant in variants:
+        packages_of(variant)
+    install(docker=docker, progress=progress)
+    for variant in variants:
+        progress(str(ensure_rootfs(variant, progress=progress)))
+    if docker:
+        ensure_dockerd(progress=progress)
+        for variant in variants:
+            progress(ensure_image(variant, progress=progress))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.rootfs", description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--docker", action="store_true", help="also set up Docker's engine and the sandbox image")
-    parser.add_argument("--variant", default="base", choices=sorted(VARIANTS))
+    parser.add_argument(
+        "--variant",
+        action="append",
+        metavar="NAME[,PACKAGE...]",
+        help=f"{', '.join(VARIANTS)}; may be repeated (default: base)",
+    )
     chosen = parser.parse_args(arguments)
 
     def progress(message: str) -> None:
@@ -205,11 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
 
     try:
-        install(docker=chosen.docker, progress=progress)
-        progress(str(ensure_rootfs(chosen.variant, progress=progress)))
-        if chosen.docker:
-            ensure_dockerd(progress=progress)
-            progress(ensure_image(chosen.variant, progress=progress))
+        prepare(chosen.variant or ["base"], docker=chosen.docker, progress=progress)
     except (MissingRequirement, InfraError) as error:
         sys.stderr.write(f"rootfs: {error}\n")
         return 1

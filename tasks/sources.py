@@ -75,6 +75,43 @@ def read_sources(urls: Sequence[str], *, domains: Collection[str]) -> tuple[Prob
     return tuple(problems)
 
 
+def read_each(url: str, *, domains: Collection[str]) -> tuple[dict[str, Problem], list[InputError]]:
+    """The problems of a JSON lines file that hold their contract, by id, and the mistakes of the others.
+
+    Raises InputError when the file itself cannot be read; a file of another format is read as a whole.
+    """
+    data = _read(url)
+    if PurePosixPath(url.split("?")[0]).suffix.lower() not in (".jsonl", ".ndjson"):
+        return {problem.id: problem for problem in read_problems(url, domains=domains)}, []
+    rows: dict[str, int] = {}
+    found: dict[str, Problem] = {}
+    wrong: list[InputError] = []
+    for row, line in enumerate(data.removeprefix(_UTF8_BOM).split(b"\n"), start=1):
+        try:
+            for _, problem in _json_lines(url, line):
+                _check_alone(problem, domains, rows, file=url, row=row)
+                rows[problem.id], found[problem.id] = row, problem
+        except InputError as error:
+            wrong.append(InputError(error.problem, file=url, row=row, field=error.field, remedy=error.remedy))
+    checked = list(found.values())
+    for mistake in gate.check_problems(checked):
+        name = checked[mistake.row - 1].id if mistake.row is not None else ""
+        if found.pop(name, None) is not None:
+            wrong.append(InputError(mistake.problem, file=url, row=rows[name], field=mistake.field, remedy=mistake.remedy))
+    return found, wrong
+
+
+def _check_alone(problem: Problem, domains: Collection[str], rows: Mapping[str, int], *, file: str, row: int) -> None:
+    """What is asked of a problem of one file; `rows` are those of the ids before."""
+    if problem.id in rows:
+        remedy = "Give every problem its own id, or remove the copy"
+        raise InputError(f"the id '{problem.id}' is already used in row {rows[problem.id]}", field="id", remedy=remedy)
+    if problem.domain not in domains:
+        remedy = f"{_closest(problem.domain, domains)}Known: {', '.join(sorted(domains))}"
+        raise InputError(f"unknown domain '{problem.domain}'", field="domain", remedy=remedy)
+    _check_grading(problem, domains, file=file, row=row)
+
+
 def _check_grading(problem: Problem, domains: Collection[str], *, file: str, row: int) -> None:
     """What would otherwise be found when the first episode is graded, or never."""
     kind, spec = problem.environment.kind, problem.verifier

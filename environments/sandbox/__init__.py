@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 
 
 def open_backend(config: SandboxConfig) -> Backend:
-    """The backend that `config` names. Call its `check()` before a run, `close()` after it."""
+    """The backend that `config` names, with boxes made ahead where it says so. Call its `check()` before, `close()` after."""
+    backend = _backend(config)
+    if config.warm == 0:
+        return backend
+    from environments.sandbox.pool import WarmBackend
+
+    return WarmBackend(backend, warm=config.warm)
+
+
+def _backend(config: SandboxConfig) -> Backend:
     if config.backend == "bubblewrap":
         from environments.sandbox.bubblewrap import BubblewrapBackend
 

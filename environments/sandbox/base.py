@@ -1,9 +1,7 @@
 """What all backends share: the life of a box (open, frozen, destroyed), its environment, checks, one limit on concurrency.
 
-Contract: data_contracts/protocols.py `Sandbox` and `SandboxBackend`; a backend fills in the underscored methods and inherits
-the rules, so that they cannot differ. A box serves one episode or one grading. The time a command queues for its turn is not
-part of its deadline. A box that outlives `limits.lifetime_seconds` is an infrastructure failure: somebody forgot it, or
-the host is too slow; it is never the policy's.
+Contract: the docstring of `Box`; its types are in data_contracts/protocols.py. A backend fills in the underscored methods and
+inherits the rules, so that they cannot differ. The time a command queues for its turn is not part of its deadline.
 """
 
 from __future__ import annotations
@@ -15,28 +13,32 @@ import re
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 
-from data_contracts.errors import CapabilityError, InfraError, InputError, SandboxLost
+from data_contracts.errors import CapabilityError, InfraError, InputError, MissingRequirement, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxLimits, SandboxSpec
 from environments.sandbox.files import check_name
-from infra.rootfs import FOLDERS
+from environments.sandbox.shell import BoxShell, Wire, stand
+from infra.rootfs import FOLDERS, packages_of
 
-CONTRACT = frozenset({"exec", "files", "freeze"})
+CONTRACT = frozenset({"exec", "files", "freeze", "shell"})
 ISOLATION = frozenset({"isolation", "limits", "oom", "no_network"})
 """What a backend that may run a trained policy offers on top: the fake has none of it."""
 SCRATCH_BYTES = 32 * 1024 * 1024
 """Cap of /tmp and of /dev/shm, each; the work folder has `limits.disk_bytes`. All three count as the box's memory."""
 BYTES_PER_INODE = 4096
+USER = "box"
+"""The one user of commands (uid 1000, see infra/rootfs.py BOX_UID)."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def environment(spec: SandboxSpec, extra: Mapping[str, str]) -> dict[str, str]:
     """All variables a command sees: ours, then the problem's, then the request's. Nothing of the host's gets in."""
     fixed = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": "box", "LANG": "C.UTF-8",  # noqa: S108
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": USER, "LANG": "C.UTF-8",  # noqa: S108
         "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     merged = fixed | dict(spec.env) | dict(extra)
@@ -51,25 +53,97 @@ def inodes(limits: SandboxLimits) -> int:
 
 
 class Box(ABC):
-    """One box; see the module's contract."""
+    """One box: the contract that every backend keeps, and that its conformance checks ask for.
+
+    Life. A box is made by `Backend.acquire`, serves one episode or one grading, may be frozen, and is destroyed. It is never
+    used again. After `freeze` nothing runs in it and nothing can change in it, files can be collected; after `destroy` nothing
+    is left of it: no process, mount, control group, container, volume, folder or descriptor. Both may be called twice.
+
+    Commands. `exec` runs one command (argv, never a shell of ours) as the box's one user, who is not root and has no rights:
+    another `user` is refused. Its working directory is `cwd` below `spec.workdir`. Its variables are a fixed list, the spec's
+    and the request's, and none of the host's. Its stdin is what the request holds, then the end. `deadline_seconds` is wall
+    clock from its start, kept from outside: at its end the command and everything it started is killed, daemons included,
+    `timed_out` is set and `exit_code` is None. Otherwise the exit code is the command's own, 128 + n after signal n, 127 when
+    it cannot be started; `oom_killed` says that the box's memory limit killed something meanwhile. stdout and stderr come back
+    as bytes, each at most `max_output_bytes`: head and tail are kept, a line between says how much is gone, and it is flagged.
+    Background processes of a command that ended by itself do not hold it up; whether they live on is the backend's (bubblewrap:
+    until the freeze; Docker: until no other command or shell is open). A cancelled call returns when its command is dead.
+
+    Shells. `shell` opens a session (data_contracts/protocols.py `Shell`): bash with its state kept between turns, each turn
+    with a deadline and caps as above. No output can end a turn. Sessions end with the freeze of the box.
+
+    Files. `put_files` writes regular files below workdir, creating folders; `collect` reads regular files after the freeze,
+    under a cap. Names are relative and plain; neither follows a link, a FIFO or a folder that the policy made; what is not a
+    regular file is missing.
+
+    Isolation (capability "isolation"): nothing of the host's files, processes, sockets, users and devices is in reach; the root
+    file system is read-only; only workdir, /tmp and /dev/shm can be written, each with a cap of bytes and inodes; no
+    capability, no new privileges, no new namespace, and only the system calls of seccomp.py. "no_network": loopback alone.
+    "limits": memory with swap, processes, CPU time, disk; what a host cannot enforce is refused in `check`. "oom": memory kills
+    are told apart.
+
+    Whose fault. A command's failure is a result. `SandboxLost`: the box was destroyed from inside; it counts as the policy's
+    failure. `InfraError`: the backend failed, or the box outlived `limits.lifetime_seconds` (somebody forgot it, or the host is
+    too slow); never the policy's. `InputError`: the caller asked for what the contract does not allow. `CapabilityError`: the
+    spec needs what this backend lacks; raised before anything is started.
+
+    The same everywhere: time zone UTC, locale C.UTF-8, hash seed 0, host name, user, paths. Not the same: the date and the
+    clock (no fixed clock yet: the shared root file system carries no libfaketime), the number of CPUs that `nproc` and
+    os.cpu_count() show, pids, and the scheduling of threads.
+    """
 
     def __init__(self, backend: Backend, spec: SandboxSpec, box_id: str) -> None:
         self.id, self.spec, self._backend = box_id, spec, backend
         self._frozen = self._destroyed = self._removed = False
         self._lost: str | None = None
         self._born = time.monotonic()
-        self._destroying: asyncio.Future[None] | None = None
+        self.shells: set[BoxShell] = set()
+        self._bury: Callable[[Box], Awaitable[None]] = Box.remove
 
     async def exec(self, request: ExecRequest) -> ExecResult:
         self._check_request(request)
         async with self._backend.turn():
-            self._usable("run a command")
-            try:
+            self.require_usable("run a command")
+            async with self.living():
                 return await self._exec(request, environment(self.spec, request.env))
-            except SandboxLost as error:
-                self._lost = str(error)
-                self._expired()
-                raise
+
+    async def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> BoxShell:
+        variables = environment(self.spec, env or {})
+        async with self._backend.turn():
+            self.require_usable("open a shell")
+            async with self.living():
+                wire = await self._shell(posixpath.join(self.spec.workdir, cwd or ""), variables)
+                await stand(wire)
+        shell = BoxShell(self, wire)
+        self.shells.add(shell)
+        return shell
+
+    @asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        """Around whatever is done with the box. Ends it with the box's lifetime (one made ahead is built to last longer,
+        pool.py), and remembers that the box was lost, and by whose doing: past its lifetime it was not the policy's."""
+        try:
+            async with asyncio.timeout(self._left()):
+                yield
+        except TimeoutError:
+            self._expired()
+            raise
+        except SandboxLost as error:
+            self._lost = str(error)
+            self._expired()
+            raise
+
+    def turn(self) -> asyncio.Semaphore:
+        return self._backend.turn()
+
+    async def probe(self) -> None:
+        """Raises InfraError unless the box still is what was asked for: alive, isolated, limited. Before it is handed out."""
+        self.require_usable("be handed out")
+        await self._probe()
+
+    def hand_out(self, spec: SandboxSpec, bury: Callable[[Box], Awaitable[None]]) -> None:
+        """A box made ahead, with a longer life, becomes its user's: its lifetime counts from now; `bury` will remove it."""
+        self.spec, self._born, self._bury = spec, time.monotonic(), bury
 
     async def put_files(self, files: Mapping[str, bytes]) -> None:
         for name in files:
@@ -79,14 +153,15 @@ class Box(ABC):
                 f"{size} bytes of files do not fit into the box's disk of {self.spec.limits.disk_bytes} bytes",
                 field="files", remedy="Raise limits.disk_bytes",
             )  # fmt: skip
-        self._usable("write files")
+        self.require_usable("write files")
         await self._put(files)
 
     async def freeze(self) -> None:
         if self._frozen and not self._destroyed:
             return
-        self._usable("be frozen")
+        self.require_usable("be frozen")
         await self._freeze()
+        await self._close_shells()
         self._frozen = True
 
     async def collect(self, names: Sequence[str], *, max_bytes: int) -> tuple[Artifact, ...]:
@@ -100,9 +175,21 @@ class Box(ABC):
         if self._removed:
             return
         self._destroyed = True
+        await self._bury(self)
+
+    async def remove(self) -> None:
+        """Take the box apart; nothing of it is left. Idempotent."""
+        self._destroyed = True
+        if self._removed:
+            return
+        await self._close_shells()
         await self._destroy()
         self._removed = True
         self._backend.boxes.discard(self)
+
+    async def _close_shells(self) -> None:
+        for shell in list(self.shells):
+            await shell.close()
 
     def folder(self, request: ExecRequest) -> str:
         """Where the command runs: absolute, inside the box."""
@@ -119,9 +206,14 @@ class Box(ABC):
             )
         if request.max_output_bytes < 0:
             raise InputError("max_output_bytes is negative", field="max_output_bytes", remedy="Use 0 or more")
+        if request.user != USER:
+            raise InputError(
+                f"a box has one user for commands, {USER!r}, not {request.user!r}: none has more rights, and none is root",
+                field="user", remedy=f"Leave it out, or pass {USER!r}",
+            )  # fmt: skip
         environment(self.spec, request.env)
 
-    def _usable(self, action: str) -> None:
+    def require_usable(self, action: str) -> None:
         if self._destroyed or self._frozen:
             state = "destroyed" if self._destroyed else "frozen"
             raise InputError(
@@ -131,8 +223,15 @@ class Box(ABC):
         if self._lost:
             raise SandboxLost(self._lost)
 
+    @property
+    def age_seconds(self) -> float:
+        return time.monotonic() - self._born
+
+    def _left(self) -> float:
+        return max(self.spec.limits.lifetime_seconds - self.age_seconds, 0.0) + 0.001
+
     def _expired(self) -> None:
-        if time.monotonic() - self._born > self.spec.limits.lifetime_seconds:
+        if self.age_seconds > self.spec.limits.lifetime_seconds:
             raise InfraError(
                 "sandbox_backend",
                 f"box {self.id} outlived limits.lifetime_seconds={self.spec.limits.lifetime_seconds};"
@@ -141,6 +240,12 @@ class Box(ABC):
 
     @abstractmethod
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult: ...
+
+    @abstractmethod
+    async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire: ...
+
+    @abstractmethod
+    async def _probe(self) -> None: ...
 
     @abstractmethod
     async def _put(self, files: Mapping[str, bytes]) -> None: ...
@@ -171,15 +276,17 @@ class Backend(ABC):
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
 
     async def acquire(self, spec: SandboxSpec) -> Box:
-        self._check_spec(spec)
+        self.check_spec(spec)
         async with self.turn():
             box = await self._acquire(spec)
         self.boxes.add(box)
         return box
 
     async def close(self) -> None:
-        for box in list(self.boxes):
-            await box.destroy()
+        ends = await asyncio.gather(*(box.remove() for box in list(self.boxes)), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
     @abstractmethod
     async def check(self) -> None: ...
@@ -190,7 +297,8 @@ class Backend(ABC):
     @abstractmethod
     async def _acquire(self, spec: SandboxSpec) -> Box: ...
 
-    def _check_spec(self, spec: SandboxSpec) -> None:
+    def check_spec(self, spec: SandboxSpec) -> None:
+        """Raises CapabilityError for a box that this backend cannot make."""
         if missing := sorted(set(spec.needs) - self.capabilities):
             raise CapabilityError(
                 f"the sandbox backend '{self.name}' does not offer {', '.join(missing)}; it offers"
@@ -207,3 +315,7 @@ class Backend(ABC):
                 f"limits {limits} cannot be enforced: at least 8 MiB of memory, 1 process, 4 KiB of disk, 0.01 CPU, 1 s of life"
             )
         environment(spec, {})
+        try:
+            packages_of(spec.image)
+        except MissingRequirement as error:
+            raise CapabilityError(str(error)) from error

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ NAME = "bessemer"
 SLOTS = range(70_000, 78_000)
 """Slots of one host; as root the slot's number is the box's uid."""
 _CONTROLLERS = ("memory", "pids", "cpu")
+_SWAP = {"memory.swap.max", "memory.memsw.limit_in_bytes"}
+"""Absent where the kernel has no swap accounting; then `detect` saw no swap."""
 _RESERVED_PIDS = 2
 """bubblewrap's monitor and the box's pid 1, on top of the policy's own."""
 
@@ -54,23 +56,38 @@ class Group:
         return [*(str(path) for path in self.limits if self.tree.version == 1), str(target)]
 
     def set_limits(self, limits: SandboxLimits) -> None:
-        slot = str(self.slot)
-        pids, quota = limits.pids + _RESERVED_PIDS, int(limits.cpus * 100_000)
+        for file, value in self._files(limits).items():
+            with suppress(FileNotFoundError) if file.name in _SWAP else nullcontext():
+                file.write_text(value)
+
+    def loosened(self, limits: SandboxLimits) -> list[str]:
+        """Which limits the kernel does not hold as `limits` says; it rounds memory down to whole pages."""
+        faults = []
+        for file, value in self._files(limits).items():
+            if file.name in _SWAP and not file.exists():
+                continue
+            found = file.read_text().strip()
+            rounded = file.name.startswith("memory") and found.isdecimal() and int(value) - 65536 < int(found) <= int(value)
+            if found != value and not rounded:
+                faults.append(f"has {file.name}={found} instead of {value}")
+        return faults
+
+    def _files(self, limits: SandboxLimits) -> dict[Path, str]:
+        slot, memory_bytes = str(self.slot), str(limits.memory_bytes)
+        pids, quota = str(limits.pids + _RESERVED_PIDS), str(int(limits.cpus * 100_000))
         if self.tree.version == 2:
-            folder = self.owner.parent
-            (folder / "memory.max").write_text(str(limits.memory_bytes))
-            with suppress(FileNotFoundError):  # absent where the kernel has no swap accounting; then `detect` saw no swap
-                (folder / "memory.swap.max").write_text("0")
-            (folder / "pids.max").write_text(str(pids))
-            (folder / "cpu.max").write_text(f"{quota} 100000")
-            return
-        memory = self.tree.bases["memory"] / slot
-        (memory / "memory.limit_in_bytes").write_text(str(limits.memory_bytes))
-        with suppress(FileNotFoundError):
-            (memory / "memory.memsw.limit_in_bytes").write_text(str(limits.memory_bytes))
-        (self.tree.bases["pids"] / slot / "pids.max").write_text(str(pids))
-        (self.tree.bases["cpu"] / slot / "cpu.cfs_period_us").write_text("100000")
-        (self.tree.bases["cpu"] / slot / "cpu.cfs_quota_us").write_text(str(quota))
+            values = {
+                "memory.max": memory_bytes, "memory.swap.max": "0", "pids.max": pids, "cpu.max": f"{quota} 100000",
+            }  # fmt: skip
+            return {self.owner.parent / name: value for name, value in values.items()}
+        memory, cpu = self.tree.bases["memory"] / slot, self.tree.bases["cpu"] / slot
+        return {
+            memory / "memory.limit_in_bytes": memory_bytes,
+            memory / "memory.memsw.limit_in_bytes": memory_bytes,
+            self.tree.bases["pids"] / slot / "pids.max": pids,
+            cpu / "cpu.cfs_period_us": "100000",
+            cpu / "cpu.cfs_quota_us": quota,
+        }
 
     def oom_kills(self) -> int:
         """Processes of this box that the kernel has killed for its memory limit."""

@@ -1,6 +1,6 @@
-"""Programs that run inside a Docker box to write and read its files, and the framing that they speak.
+"""Files of a Docker box: its work folder as the host sees it, or, where the host does not, programs that run inside.
 
-Contract: as files.py, but from inside, as the box's user, in the pristine interpreter of the read-only image (`python3 -I -S`):
+Contract: as files.py; from inside, as the box's user, in the pristine interpreter of the read-only image (`python3 -I -S`):
 this works with a remote engine too, and Docker's own copy call does not see tmpfs folders. Reading happens after the freeze,
 when nothing of the policy runs any more. What comes back is parsed strictly.
 """
@@ -8,12 +8,15 @@ when nothing of the policy runs any more. What comes back is parsed strictly.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from data_contracts.errors import InfraError
-from data_contracts.records import Artifact
+from data_contracts.records import Artifact, SandboxSpec
 from environments.sandbox.files import artifact, check_name, too_large
+from infra.rootfs import BOX_UID
 
 _MISSING, _TOO_LARGE = -1, -2
 
@@ -69,6 +72,23 @@ for parts in names:
 
 WRITE_COMMAND = ("/usr/bin/python3", "-I", "-S", "-c", _WRITE)
 READ_COMMAND = ("/usr/bin/python3", "-I", "-S", "-c", _READ)
+
+
+def open_work(init: int, container: str, spec: SandboxSpec) -> int:
+    """A descriptor of the work folder of a box whose first process the host knows as `init`; -1 where it cannot be reached.
+
+    To be called before anything of the policy runs. Only for runtimes that share the host's kernel, and only as root.
+    """
+    try:
+        work = os.open(f"/proc/{init}/root{spec.workdir}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    size = (room := os.fstatvfs(work)).f_blocks * room.f_frsize
+    ours = container in Path(f"/proc/{init}/cgroup").read_text()
+    if ours and os.fstat(work).st_uid == BOX_UID and abs(size - spec.limits.disk_bytes) < 65536:
+        return work
+    os.close(work)
+    return -1
 
 
 def write_request(files: Mapping[str, bytes]) -> bytes:

@@ -43,6 +43,11 @@ def kill_policy(group: Path, init: int) -> bool:
     return True
 
 
+def filtered(pid: int) -> bool:
+    """Whether the process's system calls are filtered."""
+    return "\nSeccomp:\t2\n" in Path(f"/proc/{pid}/status").read_text()
+
+
 @contextmanager
 def _held(pid: int, group: Path) -> Iterator[int | None]:
     """A pidfd of `pid`, or None when it has ended or is in another group by now."""

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from environments.sandbox.spawner import DRAIN_SECONDS, HeadTail
+from environments.sandbox.entering import DRAIN_SECONDS
+from environments.sandbox.shell_agent import HeadTail
 
 ENGINE_SECONDS = 2.0
 """Silence after which the engine of an ended command is taken to have nothing more to deliver."""

@@ -19,11 +19,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from data_contracts.errors import InfraError, InputError
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxSpec
+from environments.sandbox import shell_agent
 from environments.sandbox.base import CONTRACT, Backend, Box
+from environments.sandbox.entering import CANNOT_START, DRAIN_SECONDS
 from environments.sandbox.files import read_files, write_files
-from environments.sandbox.spawner import CANNOT_START, DRAIN_SECONDS, HeadTail
+from environments.sandbox.shell import StreamWire, Wire
+from environments.sandbox.shell_agent import HeadTail
 
 
 class FakeBackend(Backend):
@@ -89,9 +93,27 @@ class FakeBox(Box):
             wall_seconds=time.monotonic() - began,
         )  # fmt: skip
 
+    async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire:
+        folder = self._folder / cwd.removeprefix(self.spec.workdir).lstrip("/")
+        pipe = asyncio.subprocess.PIPE
+        try:
+            agent = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", shell_agent.__file__, stdin=pipe, stdout=pipe, cwd=folder, env=dict(env),
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise InputError(
+                f"no shell in {cwd!r}: {error.strerror}", field="cwd", remedy="Name a folder of the box"
+            ) from error
+        return _ShellWire(agent)
+
     def _signal(self, group: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
+
+    async def _probe(self) -> None:
+        if not self._folder.is_dir():
+            raise InfraError("sandbox_backend", f"the folder of box {self.id} is gone: {self._folder}")
 
     async def _put(self, files: Mapping[str, bytes]) -> None:
         await asyncio.to_thread(write_files, self._root, files)
@@ -105,8 +127,23 @@ class FakeBox(Box):
 
     async def _destroy(self) -> None:
         await self._freeze()
-        os.close(self._root)
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
         await asyncio.to_thread(shutil.rmtree, self._folder, True)
+
+
+class _ShellWire(StreamWire):
+    def __init__(self, agent: asyncio.subprocess.Process) -> None:
+        assert agent.stdin
+        assert agent.stdout
+        super().__init__(agent.stdout, agent.stdin)
+        self._agent = agent
+
+    async def end(self) -> None:
+        """The agent ends its session when its line closes, and then itself."""
+        await super().end()
+        await self._agent.wait()
 
 
 async def _exited(process: asyncio.subprocess.Process) -> None:

@@ -1,8 +1,9 @@
-"""Trust `cases`: a function of a collected file, called on hidden inputs in a fresh box and compared out here.
+"""Trust `cases`: a function or program of a collected file, run on hidden inputs in a fresh box and compared out here.
 
 `settings`: {"path": collected file, "function": name, "cases": [{"id", "arguments": [...], "expected": value}], "seconds":
 limit of the whole run, "tolerance": relative, for floats}. Arguments and expected values are encoded as `values.encode` does,
-which keeps tuples and exact types. Expected values never enter the box.
+which keeps tuples and exact types. Expected values never enter the box. "language" is python unless given; JavaScript, Bash and
+whole programs with text in and out are described in function_cases_languages.py.
 
 The score is 1 when every case passes, else 0: a broken function usually passes most cases, so a share would pay for nothing.
 The share is in `components["cases"]`. A case without exactly one result record failed; a record for an unknown case, or two
@@ -20,12 +21,14 @@ from typing import Any
 import msgspec
 
 from data_contracts.errors import InputError, SandboxLost
-from data_contracts.protocols import ExecRequest, ExecResult, to_json
+from data_contracts.protocols import ExecRequest, ExecResult, Preload, to_json
 from data_contracts.records import Check, Problem, SandboxSpec, Verdict
 from environments.base import Acquire, Collected, Verifier
-from environments.verifiers.values import brief, equal, show
+from environments.verifiers import function_cases_languages as languages
+from environments.verifiers import function_cases_programs as programs
+from environments.verifiers.values import brief, show
 
-RUNNER = ".grader/runner.py"
+PRELOAD = Preload(options=("-P", "-S", "-s", "-B"), modules=("json", "importlib.util"))
 MAX_OUTPUT_BYTES = 4 * 1024 * 1024
 MAX_RECORD_BYTES = 64 * 1024
 """The runner writes no longer line; whatever is longer was forged, and is passed over unread."""
@@ -43,7 +46,7 @@ class FunctionCases(Verifier):
             raise InputError(
                 "'path' is not among the collected files", field=f"{where}.path", remedy="Add it to verifier.collect"
             )
-        if not str(settings.get("function", "")).isidentifier():
+        if not settings.get("program") and not str(settings.get("function", "")).isidentifier():
             raise InputError("expected the name of a function", field=f"{where}.function", remedy="Name it")
         cases = settings.get("cases")
         whole = isinstance(cases, list) and all(
@@ -54,6 +57,7 @@ class FunctionCases(Verifier):
                 "expected at least one case, each with its own id, arguments and an expected value",
                 field=f"{where}.cases", remedy="Without a case nothing would be tested",
             )  # fmt: skip
+        languages.check_language(settings, problem.verifier.sandbox)
 
     async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
         settings = problem.verifier.settings
@@ -62,6 +66,9 @@ class FunctionCases(Verifier):
             return self._verdict(settings, {}, note=f"{settings['path']} was not collected as a regular file")
         nonce = secrets.token_hex(16)
         seconds = min(float(settings.get("seconds", DEFAULT_SECONDS)), 0.8 * deadline_seconds)
+        if languages.is_program(settings):
+            ran_all = await programs.run(problem, candidate.content, acquire=acquire, seconds=seconds)
+            return self._summed(ran_all.checks, ran_all.messages, note=ran_all.note)
         try:
             ran = await self._run(problem, candidate.content, nonce, acquire=acquire, seconds=seconds)
         except SandboxLost:  # its text names the box, and verdicts hold only what repeats
@@ -77,16 +84,18 @@ class FunctionCases(Verifier):
         settings = problem.verifier.settings
         box = await acquire(problem.verifier.sandbox or SandboxSpec())
         try:
-            runner = (files(__package__) / "function_cases_runner.py").read_bytes()
-            await box.put_files({RUNNER: runner, settings["path"]: source})
+            harness = languages.harness(settings.get("language", "python"))
+            runner = (files(__package__) / harness.source).read_bytes()
+            await box.put_files({harness.path: runner, settings["path"]: source})
             job: list[dict[str, Any]] = [{"nonce": nonce, "path": settings["path"], "function": settings["function"]}]
             job += [{"id": case["id"], "arguments": case["arguments"]} for case in settings["cases"]]
             return await box.exec(
                 ExecRequest(
-                    argv=("python3", "-I", "-P", "-S", RUNNER),
+                    argv=harness.argv,
                     deadline_seconds=seconds,
                     stdin=b"\n".join(map(to_json, job)) + b"\n",
                     max_output_bytes=MAX_OUTPUT_BYTES,
+                    preload=PRELOAD if settings.get("language", "python") == "python" else None,
                 )
             )
         finally:
@@ -99,12 +108,15 @@ class FunctionCases(Verifier):
         failed_import = results.get("import")
         for case in settings["cases"]:
             outcome, content = results.get(case["id"]) or failed_import or ["missing", note or "no result"]
-            passed = outcome == "returned" and equal(case["expected"], content, tolerance=float(settings.get("tolerance", 0.0)))
+            passed = outcome == "returned" and languages.same(settings, case["expected"], content)
             got = show(content) if outcome == "returned" else f"{_word(outcome)}: {_word(content)}"
             call = f"{settings['function']}({', '.join(map(show, case['arguments']))})"
             message = "" if passed else f"{call}: expected {show(case['expected'])}, got {got}"
             checks.append(Check(id=case["id"], passed=passed, message=message))
             lines += [message] if message else []
+        return self._summed(checks, lines, note=note, tampering=tampering)
+
+    def _summed(self, checks: list[Check], lines: list[str], *, note: str, tampering: str | None = None) -> Verdict:
         share = sum(check.passed for check in checks) / len(checks) if checks else 0.0
         passed_all = bool(checks) and share == 1.0 and tampering is None
         evidence = [f"{sum(check.passed for check in checks)} of {len(checks)} hidden cases passed", note, *lines[:5]]

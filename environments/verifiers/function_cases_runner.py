@@ -1,7 +1,8 @@
 """Runs inside the grading box: calls a candidate's function on given inputs and writes what came back. Shipped as data.
 
 Started as `python3 -I -P -S runner.py`, it starts itself again with exactly the environment below, so that nothing of the
-box's environment reaches the candidate and the hash seed is fixed. Standard input carries one JSON line `{nonce, path,
+box's environment reaches the candidate and the hash seed is fixed; forked from an interpreter that was started like this, it
+takes that environment at once. Standard input carries one JSON line `{nonce, path,
 function}` and one JSON line of encoded arguments a case; it is read to the end before the candidate is imported. Results leave
 over a duplicate of standard output, tagged with the nonce; the candidate's own descriptors 0, 1 and 2 are /dev/null.
 
@@ -109,5 +110,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.flags.isolated:
         os.execve(sys.executable, [sys.executable, "-P", "-S", "-s", "-B", os.path.abspath(__file__)], ENVIRONMENT)  # noqa: S606
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT)
     main()
     os._exit(0)

@@ -21,11 +21,18 @@ from typing import Any
 import msgspec
 
 from data_contracts.errors import InputError, SandboxLost
-from data_contracts.protocols import ExecRequest, ExecResult, to_json
+from data_contracts.protocols import ExecRequest, ExecResult, Preload, to_json
 from data_contracts.records import Check, Problem, SandboxSpec, Verdict
 from environments.base import Acquire, Collected, Verifier
 
 RUNNER = ".grader/runner.py"
+_PLUGINS = (
+    "mark main runner fixtures helpconfig python terminal debugging unittest capture skipping legacypath tmpdir "
+    "monkeypatch recwarn pastebin nose assertion junitxml doctest cacheprovider freeze_support setuponly setupplan "
+    "stepwise unraisableexception threadexception warnings logging reports python_path faulthandler python_api "
+    "assertion.rewrite assertion.util"
+)
+PRELOAD = Preload(options=("-P", "-s", "-B"), modules=("pytest", *(f"_pytest.{name}" for name in _PLUGINS.split())))
 MAX_OUTPUT_BYTES = 4 * 1024 * 1024
 DEFAULT_SECONDS = 20.0
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
@@ -91,7 +98,13 @@ class UnitTests(Verifier):
             await box.put_files({**contents, RUNNER: (files(__package__) / "unit_tests_runner.py").read_bytes()})
             argv = ("python3", "-I", "-P", RUNNER)
             return await box.exec(
-                ExecRequest(argv=argv, deadline_seconds=seconds, stdin=to_json(job), max_output_bytes=MAX_OUTPUT_BYTES)
+                ExecRequest(
+                    argv=argv,
+                    deadline_seconds=seconds,
+                    stdin=to_json(job),
+                    max_output_bytes=MAX_OUTPUT_BYTES,
+                    preload=PRELOAD,
+                )
             )
         finally:
             await box.destroy()

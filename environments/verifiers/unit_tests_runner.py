@@ -1,6 +1,7 @@
 """Runs inside the grading box: pytest with a pinned configuration, one record a test phase. Shipped as data.
 
-Started as `python3 -I -P runner.py`, it starts itself again with exactly the environment below. pytest and the standard
+Started as `python3 -I -P runner.py`, it starts itself again with exactly the environment below; forked from an interpreter
+that was started like this, it takes that environment at once. pytest and the standard
 library are imported before the work folder joins the *end* of the path, so that `pytest.py` or `json.py` there shadow nothing.
 Records leave over a duplicate of standard output, tagged with the nonce from standard input. Tests import the candidate into
 this process (trust `in_process`), so candidate code can reach the nonce and pytest's objects: canaries are what notices.
@@ -65,5 +66,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.flags.isolated:
         os.execve(sys.executable, [sys.executable, "-P", "-s", "-B", os.path.abspath(__file__)], ENVIRONMENT)  # noqa: S606
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT)
     main()
     os._exit(0)

@@ -108,3 +108,21 @@ def _all_equal(left: list[Any], right: Any, tolerance: float) -> bool:
 
 def _holds(values: list[Any], wanted: Encoded, tolerance: float) -> bool:
     return any(equal(wanted, value, tolerance=tolerance) for value in values)
+
+
+def for_javascript(expected: Encoded) -> Encoded:
+    """An expected value as JavaScript has it: one kind of number, one of array, one of set.
+
+    A whole number from 2**53 on stays an int, which only a BigInt equals.
+    """
+    kind, content = expected
+    if kind == "int":
+        number = int(content)
+        return ["float", float(number).hex()] if abs(number) < 2**53 else expected
+    if kind in ("list", "tuple"):
+        return ["list", [for_javascript(item) for item in content]]
+    if kind in ("set", "frozenset"):
+        return ["set", [for_javascript(item) for item in content]]
+    if kind == "dict":
+        return ["dict", [[for_javascript(key), for_javascript(item)] for key, item in content]]
+    return expected

@@ -54,6 +54,16 @@ def test_the_digest_names_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
         rootfs.digest("no such")
 
 
+def test_a_variant_adds_packages_of_debian() -> None:
+    assert rootfs.packages_of("node") == ("python3", "python3-pytest", "nodejs")
+    assert rootfs.packages_of("base,jq,g++,jq,python3") == ("python3", "python3-pytest", "g++", "jq")
+    assert rootfs.image_name("base,jq,g++").startswith("bessemer-sandbox:base-jq-g---")
+    assert rootfs.digest("base,jq,g++") == rootfs.digest("base,g++,jq")
+    for wrong in ("base,", "base,-rf", "base,a b", "base,../x", "jq", "base,A", ""):
+        with pytest.raises(MissingRequirement, match="variant"):
+            rootfs.packages_of(wrong)
+
+
 def test_a_second_call_builds_nothing(rootfs: Path) -> None:
     from infra.rootfs import ensure_rootfs
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from data_contracts.errors import InfraError, InputError
 from environments.sandbox.docker_files import read_answer
 from environments.sandbox.docker_stream import _demultiplex
-from environments.sandbox.spawner import HeadTail
+from environments.sandbox.shell_agent import HeadTail
 
 
 @given(st.lists(st.binary(max_size=700), max_size=12), st.integers(0, 2000))
