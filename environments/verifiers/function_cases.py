@@ -57,6 +57,10 @@ class FunctionCases(Verifier):
                 "expected at least one case, each with its own id, arguments and an expected value",
                 field=f"{where}.cases", remedy="Without a case nothing would be tested",
             )  # fmt: skip
+        if any(case["id"] == "import" or not isinstance(case["id"], str) for case in cases):
+            raise InputError(
+                "the id of a case is a text other than 'import'", field=f"{where}.cases", remedy="Name it otherwise"
+            )
         languages.check_language(settings, problem.verifier.sandbox)
 
     async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:

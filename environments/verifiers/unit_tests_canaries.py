@@ -1,0 +1,79 @@
+"""Canaries of trust `in_process`: tests that must fail, planted beside and inside the host's test files. Pure.
+
+Some stand in files of their own, which import nothing of the candidate's; candidate code that makes every test pass, whatever
+it checks, makes them pass too. `plant` adds more at the end of a test file, in the same module as its tests: one that fails by
+itself, and copies of some of its tests, cut off behind their first plain `assert A == B`, in which a function that nothing
+honest equals stands for the expected side. A value that equals everything passes those.
+
+Gaps: only `==` at the top level of a test function without decorators is asked in this way. Values that lie about `<`, `in` or
+in unittest's methods are not noticed, and neither is code that recognises canaries by their random names.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import secrets
+from collections.abc import Collection
+
+MAX_COPIES = 8
+_SOLE = """
+import math
+def {a}():
+    assert 1 == 2
+def {b}():
+    raise ValueError("must fail")
+def {c}():
+    assert not math.isclose(1.0, 1.0) and all([False])
+"""
+_PARAMETRISING = ("pytestmark", "pytest_generate_tests", "params")
+_LITERALS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp)
+
+
+def random_name() -> str:
+    return f"test_{secrets.token_hex(8)}"
+
+
+def sole_file() -> tuple[str, tuple[str, ...]]:
+    """A file of canaries and their names."""
+    names = (random_name(), random_name(), random_name())
+    return _SOLE.format(**dict(zip("abc", names, strict=True))), names
+
+
+def plant(source: str, expected: Collection[str]) -> tuple[str, tuple[str, ...]]:
+    """A test file with canaries at its end, and their names; `expected` are the names of its tests that must pass.
+
+    A file in which marks or fixtures might give a canary parameters, and one that is not Python, stays as it is.
+    """
+    if any(word in source for word in _PARAMETRISING):
+        return source, ()
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source, ()
+    sole = random_name()
+    planted, names = [f"def {sole}():\n    assert [1] == [2]\n"], [sole]
+    copies = [made for node in tree.body if (made := _copy(node, expected)) is not None]
+    for made in secrets.SystemRandom().sample(copies, min(len(copies), MAX_COPIES)):
+        made.name = random_name()
+        planted.append(ast.unparse(ast.fix_missing_locations(made)))
+        names.append(made.name)
+    return "\n\n".join([source, *planted]) + "\n", tuple(names)
+
+
+def _copy(node: ast.stmt, expected: Collection[str]) -> ast.FunctionDef | None:
+    if not isinstance(node, ast.FunctionDef) or node.name not in expected or node.decorator_list:
+        return None
+    for index, part in enumerate(node.body):
+        if any(isinstance(inner, (ast.Return, ast.Yield, ast.YieldFrom)) for inner in ast.walk(part)):
+            return None
+        if isinstance(part, ast.Assert) and isinstance(part.test, ast.Compare) and [type(o) for o in part.test.ops] == [ast.Eq]:
+            made = copy.deepcopy(node)
+            made.body = made.body[: index + 1]
+            last = made.body[index]
+            assert isinstance(last, ast.Assert)
+            assert isinstance(last.test, ast.Compare)
+            given = last.test.comparators[0] if isinstance(last.test.left, _LITERALS) else last.test.left
+            last.test.left, last.test.comparators[0], last.msg = given, ast.parse("lambda: 0", mode="eval").body, None
+            return made
+    return None
