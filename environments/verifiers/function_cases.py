@@ -82,7 +82,7 @@ class FunctionCases(Verifier):
         note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
         if not results and not note:
             note = f"no result; exit code {ran.exit_code}; {ran.stderr[-300:].decode(errors='replace')}"
-        return self._verdict(settings, results, note=note, tampering=tampering)
+        return await asyncio.to_thread(self._verdict, settings, results, note=note, tampering=tampering)
 
     async def _run(self, problem: Problem, source: bytes, nonce: str, *, acquire: Acquire, seconds: float) -> ExecResult:
         settings = problem.verifier.settings

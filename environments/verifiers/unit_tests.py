@@ -153,7 +153,7 @@ def _read(
         if not known:
             return {}, f"a record for an unexpected test {test[:80]!r}"
         if (test, phase) in records:
-            return {}, f"more than one {phase} record for {test}"
+            return {}, f"more than one {phase[:20]!r} record for {test}"
         records[test, phase] = [outcome, text]
     for canary in sorted(must_fail):
         outcome = records.get((canary, "call"), records.get((canary, "setup"), ["missing", ""]))[0]

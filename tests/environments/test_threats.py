@@ -45,7 +45,9 @@ def row(kind: str, trust: str, files: dict[str, str], *, image: str = "base", **
         ),
     )  # fmt: skip
     verifier(kind).check(posed)
-    return posed, Collected(artifacts=tuple(artifact(name, text.encode()) for name, text in files.items()))
+    return posed, Collected(
+        artifacts=tuple(artifact(name, text.encode("utf-8", "surrogateescape")) for name, text in files.items())
+    )
 
 
 def cases(source: str) -> Row:

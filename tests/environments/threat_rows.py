@@ -94,6 +94,7 @@ CASES: dict[str, dict[str, str]] = {
         "endless": "import os\nwhile True: os.write(1, b'x' * 65536)\n",
         "endless on the channel": "import os\nwhile True:\n    for fd in range(3, 20):\n        try: os.write(fd, b'x' * 65536)\n        except OSError: pass\n",
         "no text": "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'\\xff\\xfe\\0' * 9999 + b'\\n')\n    except OSError: pass\n" + _WRONG,
+        "a file that is no text": "\udcff\x00\udcfe" + _RIGHT,
         "one long result": "def add(a, b): return 'x' * 50_000_000\n",
     },
     "daemons": {
@@ -209,6 +210,7 @@ PROXIED: dict[str, dict[str, tuple[str, str]]] = {
         "disk": (CASES["bombs"]["disk"], _ADD), "recursion": (CASES["bombs"]["recursion"], _ADD),
     },
     "output": {
+        "a file that is no text": ("\udcff\x00\udcfe" + _RIGHT, _ADD),
         "endless answers": ("def add(a, b): return a(0)\n", "def check(candidate):\n    def again(x):\n        return candidate(again, x)\n    assert candidate(again, 1) == 5\n"), "a huge value": ("def add(a, b): return 'x' * 50_000_000\n", _ADD),
         "endless on the pipe": ("import os\nwhile True:\n    for fd in range(1, 20):\n        try: os.write(fd, b'x' * 65536)\n        except OSError: pass\n", _ADD),
     },
@@ -267,7 +269,7 @@ SUITES: dict[str, dict[str, dict[str, str]]] = {
         "reports": {"app.py": "import gc, os\ndef add(a, b):\n    for o in gc.get_objects():\n        if type(o).__name__ == 'Recorder':\n            for t in ('add', 'more'):\n                for p in ('setup', 'call', 'teardown'):\n                    try: o._send('test_app.py::test_' + t, p, 'passed', '')\n                    except OSError: pass\n    os._exit(0)\n"},
     },
     "bombs": {"forks": {"app.py": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"}, "busy": {"app.py": "while True: pass\n"}, "disk": {"app.py": CASES["bombs"]["disk"]}},
-    "output": {"endless": {"app.py": "import os\nwhile True:\n    for fd in range(1, 20):\n        try: os.write(fd, b'x' * 65536)\n        except OSError: pass\n"}},
+    "output": {"a file that is no text": {"app.py": "\udcff\x00" + _RIGHT}, "endless": {"app.py": "import os\nwhile True:\n    for fd in range(1, 20):\n        try: os.write(fd, b'x' * 65536)\n        except OSError: pass\n"}},
     "daemons": {"threads that go on": {"app.py": CASES["daemons"]["threads that go on"].replace("7", "8")}},
 }  # fmt: skip
 SUITE = "from app import add\n\ndef test_add():\n    assert add(2, 3) == 5\n\ndef test_more():\n    x = add(-1, 1)\n    assert 0 == x\n"
