@@ -2,8 +2,9 @@
 
 Some stand in files of their own, which import nothing of the candidate's; candidate code that makes every test pass, whatever
 it checks, makes them pass too. `plant` adds more at the end of a test file, in the same module as its tests: one that fails by
-itself, and copies of some of its tests, cut off behind their first plain `assert A == B`, in which a function that nothing
-honest equals stands for the expected side. A value that equals everything passes those.
+itself, and copies of some of its tests, cut off behind their first plain `assert A == B`, in which something that nothing
+honest equals stands for the expected side: a random value of its type where it is a literal, a function elsewhere. A value that
+equals everything, or all of a kind, passes those.
 
 Gaps: only `==` at the top level of a test function without decorators is asked in this way. Values that lie about `<`, `in` or
 in unittest's methods are not noticed, and neither is code that recognises canaries by their random names.
@@ -15,6 +16,7 @@ import ast
 import copy
 import secrets
 from collections.abc import Collection
+from typing import Any
 
 MAX_COPIES = 8
 _SOLE = """
@@ -73,7 +75,32 @@ def _copy(node: ast.stmt, expected: Collection[str]) -> ast.FunctionDef | None:
             last = made.body[index]
             assert isinstance(last, ast.Assert)
             assert isinstance(last.test, ast.Compare)
-            given = last.test.comparators[0] if isinstance(last.test.left, _LITERALS) else last.test.left
-            last.test.left, last.test.comparators[0], last.msg = given, ast.parse("lambda: 0", mode="eval").body, None
+            sides = last.test.left, last.test.comparators[0]
+            swapped = isinstance(sides[0], _LITERALS) or (_calls(sides[1]) and not _calls(sides[0]))
+            given, wanted = sides[::-1] if swapped else sides
+            last.test.left, last.test.comparators[0], last.msg = given, _other(wanted), None
             return made
     return None
+
+
+def _calls(node: ast.expr) -> bool:
+    return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+
+
+def _other(wanted: ast.expr) -> ast.expr:
+    """What no honest value equals, of the type of `wanted` where that can be read."""
+    random, token = float(10**6 + secrets.randbelow(10**9)), secrets.token_hex(8)
+    if isinstance(wanted, (ast.List, ast.Tuple, ast.Set)):
+        wanted.elts.append(ast.Constant(token))
+    elif isinstance(wanted, ast.Dict):
+        wanted.keys.append(ast.Constant(token))
+        wanted.values.append(ast.Constant(token))
+    elif isinstance(wanted, ast.UnaryOp):
+        wanted.operand = _other(wanted.operand)
+    elif isinstance(wanted, ast.Constant) and type(wanted.value) in (bool, int, float, str, bytes):
+        value: Any = wanted.value
+        others = {bool: not value, int: int(random), float: random + 0.5, str: token, bytes: token.encode()}
+        return ast.Constant(others[type(value)])
+    else:
+        return ast.parse("lambda: 0", mode="eval").body
+    return wanted

@@ -53,7 +53,9 @@ async def test_problems_whose_verifier_asks_for_nothing() -> None:
     class Empty(Arithmetic):
         def problems(self, split: Split, *, seed: int, level: str = "default", **settings: Any) -> Iterator[Problem]:
             for problem in super().problems(split, seed=seed, level=level):
-                spec = msgspec.structs.replace(problem.verifier, settings={**problem.verifier.settings, "weights": {"found": 1.0}})
+                spec = msgspec.structs.replace(
+                    problem.verifier, settings={**problem.verifier.settings, "weights": {"found": 1.0}}
+                )
                 yield msgspec.structs.replace(problem, verifier=spec)
 
     report = await check_domain(Empty(), None, problems=1)

@@ -231,6 +231,7 @@ SUITES: dict[str, dict[str, dict[str, str]]] = {
     "equal": {
         "object that equals": {"app.py": "class E:\n    __eq__ = lambda s, o: True\n    __hash__ = None\ndef add(a, b): return E()\n"},
         "int that equals": {"app.py": "class E(int):\n    __eq__ = lambda s, o: True\n    __hash__ = int.__hash__\ndef add(a, b): return E(7)\n"},
+        "equals what is of a kind": {"app.py": "class E:\n    __eq__ = lambda s, o: type(o) is int\n    __hash__ = None\ndef add(a, b): return E()\n"},
         "from the second call on": {"app.py": "class E:\n    __eq__ = lambda s, o: True\n    __hash__ = None\ndef add(a, b): return a + b if (a, b) == (2, 3) else E()\n"},
     },
     "patching": {
