@@ -99,7 +99,7 @@ def _other(wanted: ast.expr) -> ast.expr:
         wanted.operand = _other(wanted.operand)
     elif isinstance(wanted, ast.Constant) and type(wanted.value) in (bool, int, float, str, bytes):
         value: Any = wanted.value
-        others = {bool: not value, int: int(random), float: random + 0.5, str: token, bytes: token.encode()}
+        others: dict[type, Any] = {bool: not value, int: int(random), float: random + 0.5, str: token, bytes: token.encode()}
         return ast.Constant(others[type(value)])
     else:
         return ast.parse("lambda: 0", mode="eval").body
