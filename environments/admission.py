@@ -19,7 +19,7 @@ from data_contracts.errors import InputError
 from data_contracts.protocols import SandboxBackend, to_json
 from data_contracts.records import Problem, Record, Split, TrustLevel
 from environments.base import Domain, Policy
-from environments.registry import verifier
+from environments.registry import check_grading, verifier
 from environments.scripted import ScriptedEpisode, random_policy, run_scripted
 
 
@@ -79,7 +79,12 @@ async def check_domain(
     recovering = getattr(domain, "recovering", None)
     if recovering is not None:
         await play("recovers after errors", "1 on every problem", recovering, lambda scores: min(scores) >= 1.0 - 1e-9)
-    await play("no-op", f"at most {domain.floor:g} on average", domain.noop, at_most_floor)
+    await play(
+        "no-op",
+        f"at most {domain.floor:g} on average, never 1",
+        domain.noop,
+        lambda scores: at_most_floor(scores) and max(scores) < 1.0 - 1e-9,
+    )
     await play("random", f"at most {domain.floor:g} on average", lambda p: random_policy(p, seed=seed), at_most_floor)
     for exploit in domain.exploits():
         await play(f"exploit {exploit.name}", "0 on every problem", exploit.policy, lambda scores: max(scores) <= 0.0)
@@ -140,6 +145,7 @@ def _faults(domain: Domain, problem: Problem, split: Split) -> Iterator[str]:
             yield f"verifier '{problem.verifier.kind}' calls itself '{kind}'"
         for tool in problem.tools:
             jsonschema.Draft202012Validator.check_schema(tool.parameters)
+        check_grading(problem)
     except (InputError, jsonschema.SchemaError) as error:
         yield str(error).splitlines()[0]
 
