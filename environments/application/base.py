@@ -1,8 +1,8 @@
 """What an application is: tables, operations offered as tools, rules of the business, and how a fresh database begins.
 
 An application is declared, not run: it holds no state, so one object serves every episode, replay and rule. Operations are
-plain functions over a `Transaction`; they see a clock and counters that depend on the calls only, never on the host, so the same
-calls on the same beginning give the same database. An operation that refuses raises ToolError and leaves nothing behind.
+plain functions over a `Transaction`; they see a clock and counters that depend on the calls only, never on the host, so the
+same calls on the same beginning give the same database. An operation that refuses raises ToolError and leaves nothing behind.
 """
 
 from __future__ import annotations

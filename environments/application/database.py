@@ -1,16 +1,18 @@
 """The database of one episode: SQLite in the memory of the control plane, opened fresh, owned by the environment.
 
-Nothing of it lies in a sandbox, so nothing a policy runs can reach it; the only way in is `attempt`: a name from the allow-list,
-arguments as JSON that fit the declared schema, one transaction a call. A refused call (ToolError, or a constraint of the schema)
-is rolled back with its counters. The clock is the beginning plus one second for each call before, refused ones included.
+Nothing of it lies in a sandbox, so nothing a policy runs can reach it; the only way in is `attempt`: a name from the
+allow-list, arguments as JSON that fit the declared schema, one transaction a call. A refused call (ToolError, or a constraint
+of the schema) is rolled back with its counters. The clock is the beginning plus one second for each call before, refused ones
+included.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -40,22 +42,22 @@ class Database:
             self._connection.executescript(application.schema)
             self._connection.execute("BEGIN")
             for table in application.tables:
-                for index, row in enumerate(start.rows.get(table, ())):
-                    self._insert(table, index, row)
+                self._fill(table, start.rows.get(table, ()))
             self._connection.execute("COMMIT")
         except BaseException:
             self._connection.close()
             raise
 
-    def _insert(self, table: str, index: int, row: Mapping[str, Any]) -> None:
-        known = [column[1] for column in self._connection.execute(f"PRAGMA table_info({table})")]  # a name of the application's
-        if unknown := sorted(set(row) - set(known)):
-            raise _unfit(f"has no column '{unknown[0]}'", f"rows.{table}[{index}]", f"Columns: {', '.join(known)}")
-        sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"  # noqa: S608  checked above
-        try:
-            self._connection.execute(sql, tuple(row.values()))
-        except (sqlite3.Error, OverflowError) as error:
-            raise _unfit(str(error), f"rows.{table}[{index}]", "Write a row that fits the schema") from error
+    def _fill(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        known = columns(self._application)[table]
+        for index, row in enumerate(rows):
+            if unknown := sorted(set(row) - set(known)):
+                raise _unfit(f"has no column '{unknown[0]}'", f"rows.{table}[{index}]", f"Columns: {', '.join(known)}")
+            sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"  # noqa: S608  checked above
+            try:
+                self._connection.execute(sql, tuple(row.values()))
+            except (sqlite3.Error, OverflowError) as error:
+                raise _unfit(str(error), f"rows.{table}[{index}]", "Write a row that fits the schema") from error
 
     def call(self, operation: Operation, arguments: dict[str, Any], *, at: int) -> Any:
         """One transaction; `at` is the number of calls before it. The result is JSON-shaped. Raises ToolError, rolled back."""
@@ -91,6 +93,7 @@ def _unfit(problem: str, field: str, remedy: str) -> InputError:
     return InputError(problem, field=f"environment.settings.start.{field}", remedy=remedy)
 
 
+@cache
 def columns(application: Application) -> dict[str, tuple[str, ...]]:
     """The columns of every declared table."""
     connection = sqlite3.connect(":memory:")
@@ -127,18 +130,16 @@ def whole(value: Any, schema: Any) -> Any:
     return value
 
 
-def canonical(row: Mapping[str, Any], *, ignore: tuple[str, ...] = ()) -> bytes:
-    """A row as bytes that are equal exactly when its counted cells are: by type and value, so 1 is not 1.0 and not '1'."""
-    return to_json({name: [type(cell).__name__, _plain(cell)] for name, cell in row.items() if name not in ignore})
+def canonical(row: Mapping[str, Any], *, ignore: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    """A row as a value that is equal exactly when its counted cells are: by type and value, so 1 is not 1.0 and not '1'."""
+    return tuple([(name, type(cell).__name__, _plain(cell)) for name, cell in sorted(row.items()) if name not in ignore])
 
 
 def _plain(cell: Any) -> Any:
-    if isinstance(cell, bytes):
-        return cell.hex()
-    return cell.hex() if isinstance(cell, float) else cell
+    return cell.hex() if isinstance(cell, float | bytes) else cell
 
 
 def digest(state: State) -> str:
     """Of every table and column, whatever the order of rows."""
-    content = {table: sorted(canonical(row).decode() for row in rows) for table, rows in state.items()}
+    content = {table: sorted(map(canonical, rows)) for table, rows in state.items()}
     return hashlib.sha256(to_json(content)).hexdigest()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from environments.application.base import Row, State, Table
 from environments.application.database import canonical
@@ -26,12 +27,14 @@ def differences(wanted: State, found: State, tables: Mapping[str, Table]) -> Ite
             yield name, text
 
 
-def _counted(rows: Sequence[Row], table: Table) -> Counter[bytes]:
+def _counted(rows: Sequence[Row], table: Table) -> Counter[tuple[Any, ...]]:
     return Counter(canonical(row, ignore=table.ignore) for row in rows)
 
 
 def _table(wanted: Sequence[Row], found: Sequence[Row], table: Table) -> Iterator[str]:
     left, right = _counted(wanted, table), _counted(found, table)
+    if left == right:
+        return
     missing, extra = _by_key(wanted, left - right, table), _by_key(found, right - left, table)
     for key in sorted({*missing, *extra}):
         absent, surplus = missing.get(key, []), extra.get(key, [])
@@ -42,7 +45,7 @@ def _table(wanted: Sequence[Row], found: Sequence[Row], table: Table) -> Iterato
             yield from (f"not expected: {_row(row, table)}" for row in surplus)
 
 
-def _by_key(rows: Sequence[Row], differing: Counter[bytes], table: Table) -> dict[bytes, list[Row]]:
+def _by_key(rows: Sequence[Row], differing: Counter[tuple[Any, ...]], table: Table) -> dict[tuple[Any, ...], list[Row]]:
     """The rows that differ, grouped by their counted key; as often as they are too many or too few."""
     left, groups = Counter(differing), defaultdict(list)
     key = [column for column in table.key if column not in table.ignore]

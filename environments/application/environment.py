@@ -6,6 +6,7 @@ stored: it follows from the calls (replay.py), and the digest says whether it di
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -31,11 +32,14 @@ class ApplicationEnvironment(ToolEnvironment):
 
     async def reset(self) -> tuple[Message, ...]:
         try:
-            self._database = Database(self._application, self._application.start_of(self.problem))
             self._tools = tuple(map(self._tool, self._application.offered(self.problem).values()))
+            self._database = await asyncio.to_thread(self._open)
         except InputError as error:  # found in a problem that was stored before the application changed
             raise InfraError("environment_error", str(error)) from error
         return await super().reset()
+
+    def _open(self) -> Database:
+        return Database(self._application, self._application.start_of(self.problem))
 
     def tools(self) -> Sequence[Tool]:
         return self._tools
@@ -54,7 +58,8 @@ class ApplicationEnvironment(ToolEnvironment):
 
     async def collect(self) -> Collected:
         state = (await super().collect()).state
-        return Collected(state={**state, "database": digest(self._opened().snapshot())})
+        database = self._opened()
+        return Collected(state={**state, "database": await asyncio.to_thread(lambda: digest(database.snapshot()))})
 
     async def close(self) -> None:
         if self._database is not None:

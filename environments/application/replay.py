@@ -2,8 +2,8 @@
 
 The state that a verifier grades is always recomputed here from the stored calls, so a stored episode gives the same verdict
 again. What the episode itself saw must agree: every call's outcome, and the digest of the final state. Where it does not, the
-application is not deterministic, or has changed since, or the log was altered; that is `Disagreement`, an infrastructure failure
-(`verifier_error`), never a score.
+application is not deterministic, or has changed since, or the log was altered; that is `Disagreement`, an infrastructure
+failure (`verifier_error`), never a score.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Disagreement(InfraError):
 def replay(
     application: Application, start: Start, offered: Mapping[str, Operation], calls: Iterable[Mapping[str, Any]]
 ) -> History:
-    """Plays calls ({"name", "arguments": text or object}) on a fresh database. Refused ones change nothing, as in an episode."""
+    """Plays calls ({"name", "arguments": text or object}) on a fresh database. Refused ones change nothing."""
     database = Database(application, start)
     try:
         first = state = database.snapshot()

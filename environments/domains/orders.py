@@ -1,10 +1,10 @@
 """The order desk of a shop: a stateful service with a policy, customers' requests, and questions about the records.
 
-Every problem begins with a shop of its own (orders_world.py), made from a seed. Its policy is in the prompt; the tools check far
-less than the policy asks (orders_desk.py). Graded are, all at the end and all of them together: the final state against the one
-that the right calls lead to, the rules of the business over the audit log (orders_rules.py), and the final answer where one is
-asked for. Questions and requests that the policy refuses need no write, so an untouched database earns nothing without
-the answer, which is a date or a number of the records. No partial credit is declared.
+Every problem begins with a shop of its own (orders_world.py), made from a seed. Its policy is in the prompt; the tools check
+far less than the policy asks (orders_desk.py). Graded are, all at the end and all of them together: the final state against
+the one that the right calls lead to, the rules of the business over the audit log (orders_rules.py), and the final answer
+where one is asked for. Questions and requests that the policy refuses need no write, so an untouched database earns nothing
+without the answer, which is a date or a number of the records. No partial credit is declared.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ POLICY = f"""You work at the order desk of a shop and act only through the tools
 
 1. Before you read or change an order, identify its customer by e-mail address and postcode.
 2. An order can be cancelled while its status is "paid". Cancel it, then refund all that was paid, shipping included.
-3. Goods can come back until {RETURN_DAYS} days after delivery, the last day included. Register one return for each line, then \
-issue one refund for all of them: the full price of the goods until day {FULL_DAYS}, later {KEPT_PERCENT} % of it, rounded down \
-to the cent for each line. Shipping is not refunded.
+3. Goods can come back until {RETURN_DAYS} days after delivery, the last day included. Register one return for each line, then
+issue one refund for all of them: the full price of the goods until day {FULL_DAYS}, later {KEPT_PERCENT} % of it, rounded
+down to the cent for each line. Shipping is not refunded.
 4. Refunds go to the method that the order was paid by.
 5. The address of an order can be changed while its status is "paid".
-6. An order delivered more than {LATE_DAYS} days after it was placed earns one voucher of {VOUCHER_CENTS} cents, on request, once.
-7. Do what the customer asks and nothing else. What the policy does not allow is refused: change nothing, and answer with the \
-word refused and a date, like "refused 2031-01-31". The date is the last day for returns that come too late, the day of shipping \
-for cancellations and addresses, the day on which an earlier voucher was granted, or else the day of delivery for vouchers.
+6. An order delivered more than {LATE_DAYS} days after it was placed earns one voucher of {VOUCHER_CENTS} cents, on request,
+once.
+7. Do what the customer asks and nothing else. What the policy does not allow is refused: change nothing, and answer with the
+word refused and a date, like "refused 2031-01-31". The date is the last day for returns that come too late, the day of
+shipping for cancellations and addresses, and for vouchers the day of delivery, or the day on which one was granted before.
 8. When you are done, answer without calling a tool. The last line of your answer is what was asked for."""
 KINDS: dict[str, dict[str, Kind]] = {
     "default": {**ACTIONS, **REFUSALS, **QUESTIONS},

@@ -71,7 +71,9 @@ class OrderDesk(Application):
 
 
 def _identify(desk: Transaction, given: dict[str, Any]) -> Any:
-    found = desk.row("SELECT id, name FROM customers WHERE email = ? AND postcode = ?", given["email"].lower(), given["postcode"])
+    found = desk.row(
+        "SELECT id, name FROM customers WHERE email = ? AND postcode = ?", given["email"].lower(), given["postcode"]
+    )
     if found is None:
         raise ToolError("no customer has this e-mail address and postcode")
     return {"customer_id": found["id"], "name": found["name"]}
@@ -161,25 +163,29 @@ def _change_address(desk: Transaction, given: dict[str, Any]) -> Any:
 
 _LINE = {"type": "integer", "minimum": 1, "maximum": 99}
 _TEXT = {"type": "string", "minLength": 1, "maxLength": 120}
+_IDENTIFY = _spec(
+    "identify_customer", "Finds a customer by e-mail address and postcode; both must fit.", email=_TEXT, postcode=_TEXT
+)
+_LIST = _spec("list_orders", "All orders of a customer.", customer_id=_ORDER | {"description": "for example C201"})
+_GET = _spec("get_order", "One order: items, payments, refunds, returns, vouchers.", order_id=_ORDER)
+_CANCEL = _spec("cancel_order", "Cancels an order that is not shipped; the goods go back to stock.", order_id=_ORDER)
+_RETURN = _spec(
+    "register_return",
+    "Books goods of one order line back into stock.",
+    order_id=_ORDER,
+    line=_LINE,
+    quantity={"type": "integer", "minimum": 1, "maximum": 999},
+)
+_REFUND = _spec("issue_refund", "Pays money back.", order_id=_ORDER, amount_cents=_CENTS, method=_METHOD)
+_VOUCHER = _spec("grant_voucher", f"Grants a voucher of {VOUCHER_CENTS} cents for an order.", order_id=_ORDER)
+_ADDRESS = _spec("change_address", "Changes the delivery address of an order.", order_id=_ORDER, address=_TEXT)
 OPERATIONS = (
-    Operation(
-        spec=_spec("identify_customer", "Finds a customer by e-mail address and postcode; both must fit.", email=_TEXT, postcode=_TEXT),
-        run=_identify,
-    ),
-    Operation(spec=_spec("list_orders", "All orders of a customer.", customer_id=_ORDER | {"description": "for example C201"}),
-              run=_list_orders),
-    Operation(spec=_spec("get_order", "One order: items, payments, refunds, returns, vouchers.", order_id=_ORDER), run=_get_order),
-    Operation(spec=_spec("cancel_order", "Cancels an order that is not shipped; the goods go back to stock.", order_id=_ORDER),
-              run=_cancel, writes=True),
-    Operation(
-        spec=_spec("register_return", "Books goods of one order line back into stock.", order_id=_ORDER, line=_LINE,
-                   quantity={"type": "integer", "minimum": 1, "maximum": 999}),
-        run=_register_return, writes=True,
-    ),
-    Operation(spec=_spec("issue_refund", "Pays money back.", order_id=_ORDER, amount_cents=_CENTS, method=_METHOD),
-              run=_issue_refund, writes=True),
-    Operation(spec=_spec("grant_voucher", f"Grants a voucher of {VOUCHER_CENTS} cents for an order.", order_id=_ORDER),
-              run=_grant_voucher, writes=True),
-    Operation(spec=_spec("change_address", "Changes the delivery address of an order.", order_id=_ORDER, address=_TEXT),
-              run=_change_address, writes=True),
-)  # fmt: skip
+    Operation(spec=_IDENTIFY, run=_identify),
+    Operation(spec=_LIST, run=_list_orders),
+    Operation(spec=_GET, run=_get_order),
+    Operation(spec=_CANCEL, run=_cancel, writes=True),
+    Operation(spec=_RETURN, run=_register_return, writes=True),
+    Operation(spec=_REFUND, run=_issue_refund, writes=True),
+    Operation(spec=_VOUCHER, run=_grant_voucher, writes=True),
+    Operation(spec=_ADDRESS, run=_change_address, writes=True),
+)

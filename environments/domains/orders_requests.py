@@ -1,4 +1,4 @@
-"""What customers of the order desk ask for, read off the records of one shop: actions, requests that the policy refuses, questions.
+"""What customers ask the order desk for, read off the records of one shop: actions, requests to refuse, questions.
 
 Each kind looks for the orders of a shop that fit it and says what the right end is: the writing calls that lead there, and the
 final answer where one is asked for. A kind without a fitting order gives nothing, and the next shop is tried.
@@ -7,7 +7,7 @@ final answer where one is asked for. A kind without a fitting order gives nothin
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -38,9 +38,10 @@ class Shop:
     """The records of a beginning, looked up."""
 
     def __init__(self, start: Start) -> None:
-        self.today, self.rows = start.now[:10], start.rows
-        self.customers = {row["id"]: row for row in start.rows["customers"]}
-        self.products = {row["sku"]: row["name"] for row in start.rows["products"]}
+        self.today = start.now[:10]
+        self.rows: Mapping[str, Sequence[Row]] = start.rows
+        self.customers = {row["id"]: row for row in self.rows["customers"]}
+        self.products = {str(row["sku"]): str(row["name"]) for row in self.rows["products"]}
 
     def of(self, table: str, order: Row) -> list[Row]:
         return [row for row in self.rows[table] if row["order_id"] == order["id"]]
@@ -196,7 +197,9 @@ def _last_day(rng: random.Random, shop: Shop) -> Iterator[Case]:
 
 def _customers(shop: Shop) -> Iterator[tuple[Row, list[Row]]]:
     for customer in shop.customers.values():
-        mine = [order for order in shop.rows["orders"] if order["customer"] == customer["id"] and order["status"] != "cancelled"]
+        mine = [
+            order for order in shop.rows["orders"] if order["customer"] == customer["id"] and order["status"] != "cancelled"
+        ]
         if mine:
             yield customer, mine
 

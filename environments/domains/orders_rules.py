@@ -134,7 +134,12 @@ def _negative(state: State) -> Iterator[str]:
     for row in state["products"]:
         if row["stock"] < 0:
             yield f"stock of {row['sku']} is {row['stock']}"
-    for table, column in (("items", "quantity"), ("returns", "quantity"), ("refunds", "amount_cents"), ("vouchers", "amount_cents")):
+    for table, column in (
+        ("items", "quantity"),
+        ("returns", "quantity"),
+        ("refunds", "amount_cents"),
+        ("vouchers", "amount_cents"),
+    ):
         for row in state[table]:
             if row[column] <= 0:
                 yield f"{column} {row[column]} in {table}, order {row['order_id']}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from datetime import date, timedelta
+from functools import lru_cache
 from typing import Any
 
 from environments.application.base import Start
@@ -21,18 +22,35 @@ _PRODUCTS = (
     ("key cabinet", 4190), ("cable box", 1749), ("coat stand", 5290), ("waste bin", 1599), ("book ends", 1135),
 )  # fmt: skip
 _FIRST = ("Ada", "Bruno", "Carla", "Dmitri", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kaya", "Lena", "Milan", "Nora")
-_LAST = ("Abel", "Brandt", "Costa", "Dahl", "Ekman", "Fischer", "Gruber", "Hansen", "Ivanov", "Jensen", "Keller", "Lopez", "Moser")
+_LAST = (
+    "Abel",
+    "Brandt",
+    "Costa",
+    "Dahl",
+    "Ekman",
+    "Fischer",
+    "Gruber",
+    "Hansen",
+    "Ivanov",
+    "Jensen",
+    "Keller",
+    "Lopez",
+    "Moser",
+)
 _STREETS = ("Mill Lane", "Station Road", "Garden Street", "Harbour Way", "Church Square", "Long Row", "Hill Street")
 _CITIES = ("Northfield", "Easton", "Westbrook", "Southgate", "Lindale", "Marburg", "Ravenhill")
 
 Rows = dict[str, list[dict[str, Any]]]
 
 
+@lru_cache(maxsize=256)
 def populate(seed: int) -> Start:
-    """The beginning of this seed."""
+    """The beginning of this seed; nobody changes its rows."""
     rng = random.Random(f"orders-world:{seed}")
     today = date(2031, 2, 1) + timedelta(days=rng.randrange(300))
-    rows: Rows = {name: [] for name in ("products", "customers", "orders", "items", "payments", "refunds", "returns", "vouchers")}
+    rows: Rows = {
+        name: [] for name in ("products", "customers", "orders", "items", "payments", "refunds", "returns", "vouchers")
+    }
     for number, (name, price) in enumerate(rng.sample(_PRODUCTS, 10), start=101):
         cents = price + 10 * rng.randrange(-9, 10)
         rows["products"].append({"sku": f"P{number}", "name": name, "price_cents": cents, "stock": rng.randrange(3, 40)})

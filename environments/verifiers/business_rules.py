@@ -1,10 +1,11 @@
 """Trust `cases`: the rules of the business over the audit log, in order, with the state before and after every call.
 
-`settings`: {"rules": [ids of the application's rules], "costs": {id: share}}. A broken rule costs all of the score, or the share
-that "costs" declares for it. The evidence names rule, sentence and call. A right end that was reached by a forbidden path is
-found here: rules see every state on the way, refused calls included.
+`settings`: {"rules": [ids of the application's rules], "costs": {id: share}}. A broken rule costs all of the score, or the
+share that "costs" declares for it. The evidence names rule, sentence and call. A right end that was reached by a forbidden
+path is found here: rules see every state on the way, refused calls included.
 
-Alone, rules would pay for doing nothing, since who does nothing breaks none: they are refused except as a part of a `composite`.
+Alone, rules would pay for doing nothing, since who does nothing breaks none: they are refused except as a part of a
+`composite`.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class Composite(Verifier):
             if not judge.passes_untouched(inner):
                 asking.append(judge)
             elif "weight" in part:
-                raise _wrong(f"[{index}].weight", f"'{part['id']}' holds when nothing is done, so its weight would be paid for that",
-                             "Leave the weight out: then it is a gate")  # fmt: skip
+                fault = f"'{part['id']}' holds when nothing is done, so its weight would be paid for that"
+                raise _wrong(f"[{index}].weight", fault, "Leave the weight out: then it is a gate")
         if not asking:
             raise _wrong("", "all parts hold when nothing is done", "Add one that asks for something, such as an answer")
         alone = problem.verifier.settings.get("opinion_alone", False)

@@ -1,13 +1,13 @@
 """Trust `cases`: the end of the episode is the end to which the expected calls lead on a fresh database.
 
 `settings`: {"calls": [{"name", "arguments"}, ...], "tables": [names], "ignore": {table: [columns]}, "read_only": bool}.
-`calls` are played on the problem's beginning; the content of the tables (all of the application's unless "tables" names some) is
-compared with what the calls of the episode's audit log lead to, replayed in the same way. The order of rows does not count, nor
-do the columns that the application or "ignore" declares; numbers are exact and 1 is not 1.0. The score is 1 or 0; evidence
+`calls` are played on the problem's beginning; the content of the tables (all of the application's unless "tables" names some)
+is compared with what the calls of the episode's audit log lead to, replayed in the same way. The order of rows does not count,
+nor do the columns that the application or "ignore" declares; numbers are exact and 1 is not 1.0. The score is 1 or 0; evidence
 is every row that differs. Nothing is compared but the end: how it was reached is `business_rules`.
 
-A problem whose expected end is its beginning would pay for doing nothing. It is refused, unless it says "read_only" and stands in
-a `composite` beside a part that a silent episode does not pass, such as the answer.
+A problem whose expected end is its beginning would pay for doing nothing. It is refused, unless it says "read_only" and stands
+in a `composite` beside a part that a silent episode does not pass, such as the answer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class StateComparison(Verifier):
         if not isinstance(settings.get("read_only", False), bool):
             raise _wrong("read_only", f"found {settings['read_only']!r}", "Write true or false")
         calls = settings.get("calls")
-        if not isinstance(calls, list) or not all(isinstance(call, dict) and set(call) == {"name", "arguments"} for call in calls):
+        if not isinstance(calls, list) or not all(
+            isinstance(call, dict) and set(call) == {"name", "arguments"} for call in calls
+        ):
             raise _wrong("calls", "expected a list of calls", 'Write [{"name": text, "arguments": {...}}, ...]')
         tables, known = _tables(application, settings), columns(application)
         for name, table in tables.items():
