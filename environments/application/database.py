@@ -143,3 +143,9 @@ def digest(state: State) -> str:
     """Of every table and column, whatever the order of rows."""
     content = {table: sorted(map(canonical, rows)) for table, rows in state.items()}
     return hashlib.sha256(to_json(content)).hexdigest()
+
+
+def seal(state: State, calls: Sequence[Mapping[str, Any]]) -> str:
+    """Of a final state and the audit log that led to it: neither can be altered alone."""
+    made = ascii([(str(call["name"]), str(call["arguments"]), str(call["status"])) for call in calls])
+    return hashlib.sha256(f"{digest(state)} {made}".encode()).hexdigest()

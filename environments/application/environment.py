@@ -1,7 +1,7 @@
 """An application as the world of an episode: its operations are the tools, its audit log and final state are what is graded.
 
-`Collected.state`: {"answer", "calls", "database"}; `database` is the digest of the final content. The content itself is not
-stored: it follows from the calls (replay.py), and the digest says whether it did.
+`Collected.state`: {"answer", "calls", "seal"}; `seal` is a digest of the log and the final content. The content itself is not
+stored: it follows from the calls (replay.py), and the seal says whether it did.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from data_contracts.errors import InfraError, InputError
 from data_contracts.records import Message, Problem
 from environments.application.base import Application, Operation
-from environments.application.database import MAX_CALL_CHARS, Database, digest, whole
+from environments.application.database import MAX_CALL_CHARS, Database, seal, whole
 from environments.base import Collected, Domain, Environment, EnvironmentContext
 from environments.registry import domain_of
 from environments.tools import Tool, ToolEnvironment
@@ -59,7 +59,8 @@ class ApplicationEnvironment(ToolEnvironment):
     async def collect(self) -> Collected:
         state = (await super().collect()).state
         database = self._opened()
-        return Collected(state={**state, "database": await asyncio.to_thread(lambda: digest(database.snapshot()))})
+        sealed = await asyncio.to_thread(lambda: seal(database.snapshot(), state["calls"]))
+        return Collected(state={**state, "seal": sealed})
 
     async def close(self) -> None:
         if self._database is not None:

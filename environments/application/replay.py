@@ -1,8 +1,8 @@
 """Replay: the calls of an audit log, or the expected calls of a problem, on a fresh database; every state on the way is kept.
 
 The state that a verifier grades is always recomputed here from the stored calls, so a stored episode gives the same verdict
-again. What the episode itself saw must agree: every call's outcome, and the digest of the final state. Where it does not, the
-application is not deterministic, or has changed since, or the log was altered; that is `Disagreement`, an infrastructure
+again. What the episode itself saw must agree: every call's outcome, and the seal over log and final state. Where it does not,
+the application is not deterministic, or has changed since, or the log was altered; that is `Disagreement`, an infrastructure
 failure (`verifier_error`), never a score.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from data_contracts.errors import InfraError, InputError
 from data_contracts.records import Problem
 from environments.application.base import Application, Broken, Operation, Rule, Start, State
-from environments.application.database import Database, attempt, digest
+from environments.application.database import Database, attempt, seal
 from environments.tools import ToolError
 
 
@@ -108,7 +108,7 @@ def _read(text: str) -> dict[str, Any]:
 
 def logged(application: Application, problem: Problem, state: Mapping[str, Any]) -> History:
     """The history of an episode, from `Collected.state`. Raises Disagreement, and InputError for a state without a log."""
-    calls, sealed = state.get("calls"), state.get("database")
+    calls, sealed = state.get("calls"), state.get("seal")
     if not isinstance(calls, list) or not isinstance(sealed, str):
         raise InputError(
             f"problem {problem.id} is graded by its audit log, and there is none", field="final_state",
@@ -121,7 +121,7 @@ def logged(application: Application, problem: Problem, state: Mapping[str, Any])
                 f"{moment.shown()}: the log of {problem.id} says {call['status']} {str(call.get('result'))[:80]}, "
                 f"replayed it gives {str(moment.result)[:80]}"
             )
-    if digest(history.end) != sealed:
+    if seal(history.end, calls) != sealed:
         raise Disagreement(f"the calls of {problem.id} do not lead to the state that the episode ended with")
     return history
 

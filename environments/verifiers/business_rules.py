@@ -25,7 +25,7 @@ class BusinessRules(Verifier):
     """Runs the named rules of the problem's application over the replayed history."""
 
     kind = "business_rules"
-    reads = ("calls", "database")
+    reads = ("calls", "seal")
 
     def check(self, problem: Problem) -> None:
         self.check_part(problem)

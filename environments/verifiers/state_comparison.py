@@ -34,7 +34,7 @@ class StateComparison(Verifier):
     """Compares the replayed end of the episode with the replayed expected end."""
 
     kind = "state_comparison"
-    reads = ("calls", "database")
+    reads = ("calls", "seal")
 
     def check(self, problem: Problem) -> None:
         self.check_part(problem)

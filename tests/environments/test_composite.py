@@ -149,7 +149,7 @@ async def test_an_opinion_never_decides_alone_by_default(monkeypatch: pytest.Mon
 
 def test_regrading_knows_what_the_parts_read() -> None:
     found = verifier("composite").needs(problem(parts=[STATE, RULES, ANSWER]))
-    assert found == ("calls", "database", "answer")
+    assert found == ("calls", "seal", "answer")
 
 
 async def test_it_works_without_an_application() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from data_contracts.errors import InputError
 from data_contracts.records import Message, ToolCall
-from environments.application.database import digest
+from environments.application.database import seal
 from environments.application.replay import Disagreement, logged, replay
 from environments.scripted import calls
 from tests.environments.application.jars import BANK, LOOK, PUT, played, problem
@@ -39,7 +39,7 @@ async def state_after(*made: tuple[str, Any]) -> dict[str, Any]:
 def test_the_replayed_log_is_the_state(made: list[tuple[str, Any]]) -> None:
     state = asyncio.run(state_after(*made))
     history = logged(BANK, POSED, state)
-    assert digest(history.end) == state["database"]
+    assert seal(history.end, state["calls"]) == state["seal"]
     assert [moment.ok for moment in history.moments] == [call["status"] == "ok" for call in state["calls"]]
     for before, after in zip(history.moments, history.moments[1:], strict=False):
         assert before.after == after.before
@@ -67,16 +67,17 @@ async def test_the_log_of_an_altered_or_forged_episode_is_noticed() -> None:
     assert logged(BANK, POSED, state).end["jars"]
     altered = [
         {**state, "calls": calls[:1] + calls[2:]},  # a write that is left out
+        {**state, "calls": calls[1:]},  # a look, which rules may ask for
         {**state, "calls": [*calls, calls[1]]},  # one that was not made
         {**state, "calls": [{**calls[0], "result": {"coins": 1_000_000}}, *calls[1:]]},
         {**state, "calls": [*calls[:2], {**calls[2], "status": "ok", "result": None}]},
         {**state, "calls": [calls[0], {**calls[1], "status": "error"}, calls[2]]},
-        {**state, "database": "0" * 64},
+        {**state, "seal": "0" * 64},
     ]
     for changed in altered:
         with pytest.raises(Disagreement, match="verifier_error"):
             logged(BANK, POSED, changed)
-    for short in ({}, {"calls": calls}, {"database": "x"}):
+    for short in ({}, {"calls": calls}, {"seal": "x"}):
         with pytest.raises(InputError, match="audit log"):
             logged(BANK, POSED, short)
 
