@@ -147,7 +147,7 @@ def problem(
     split: Split = "train",
     name: str = "1",
     start: Any = None,
-    tools: Sequence[ToolSpec] = tuple(operation.spec for operation in OPERATIONS),
+    tools: Sequence[ToolSpec] = tuple(operation.spec for operation in OPERATIONS if operation.run is not _lies),
     **settings: Any,
 ) -> Problem:
     """A problem of the jars; `parts` of a composite, or the settings of another kind of verifier."""

@@ -60,7 +60,7 @@ def test_an_operation_that_says_it_reads_cannot_write(database: Database) -> Non
 
 async def test_a_bug_of_an_operation_is_no_answer_to_the_policy() -> None:
     with pytest.raises(sqlite3.OperationalError):
-        await played(problem(parts=[]), calls("lies", {}))
+        await played(problem(parts=[], tools=[OFFERED["lies"].spec]), calls("lies", {}))
 
 
 @pytest.mark.parametrize(
