@@ -76,6 +76,12 @@ async def test_criteria_that_are_empty_or_pay_for_nothing_are_refused() -> None:
             for problem in super().problems(split, seed=seed, level=level):
                 yield msgspec.structs.replace(problem, verifier=VerifierSpec(kind="composite", settings={"parts": []}))
 
+        def oracle(self, problem: Problem) -> Policy:
+            return plays(says("5"))
+
+        def exploits(self) -> Sequence[Exploit]:
+            return ()
+
     class Idle(Jars):
         floor = 1.0
 

@@ -1,15 +1,20 @@
 """The code that the documentation shows is run as it stands, so that it cannot drift from the classes."""
 
 import inspect
+import json
 import re
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from data_contracts.protocols import SandboxBackend
 from data_contracts.records import EnvironmentSpec, Message, Problem, VerifierSpec
 from environments.base import Action, Environment, EnvironmentContext
+from environments.registry import check_grading
 from environments.scripted import calls, says
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,6 +35,23 @@ def test_the_howto_ends_with_an_admitted_domain(capsys: pytest.CaptureFixture[st
     scope = run("howto/add-a-domain.md")
     assert scope["report"].ok
     assert "exploit hides_it_in_a_sentence" in capsys.readouterr().out
+
+
+def test_the_page_of_stateful_services_ends_with_an_admitted_domain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = types.ModuleType("my_desk")
+    monkeypatch.setitem(sys.modules, "my_desk", page)
+    for block in blocks("howto/stateful-services.md"):
+        exec(compile(block, "stateful-services.md", "exec"), vars(page))
+    assert page.report.ok
+    assert "exploit right_end_unchecked" in capsys.readouterr().out
+    for shown in re.findall(r"\n\n((?:    .*\n)+)", (DOCS / "howto/stateful-services.md").read_text(encoding="utf-8")):
+        if shown.startswith('    {"parts"'):
+            settings = json.loads(shown)
+    problem = next(page.Loans().problems("train", seed=0))
+    asked = msgspec.structs.replace(problem, verifier=VerifierSpec(kind="composite", settings=settings))
+    check_grading(asked)
 
 
 def test_the_sketched_worlds_fit_the_protocol() -> None:
