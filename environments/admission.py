@@ -147,7 +147,9 @@ def _faults(domain: Domain, problem: Problem, split: Split) -> Iterator[str]:
     if msgspec.json.decode(to_json(problem), type=Problem) != problem:
         yield "does not survive JSON (tuples or non-string keys in settings or metadata?)"
     try:
-        kind = verifier(problem.verifier.kind).kind
+        judge = verifier(problem.verifier.kind)
+        judge.check(problem)
+        kind = judge.kind
         if kind != problem.verifier.kind and ":" not in problem.verifier.kind:
             yield f"verifier '{problem.verifier.kind}' calls itself '{kind}'"
         for tool in problem.tools:

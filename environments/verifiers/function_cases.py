@@ -57,6 +57,10 @@ class FunctionCases(Verifier):
                 "expected at least one case, each with its own id, arguments and an expected value",
                 field=f"{where}.cases", remedy="Without a case nothing would be tested",
             )  # fmt: skip
+        if any(case["id"] == "import" or not isinstance(case["id"], str) for case in cases):
+            raise InputError(
+                "the id of a case is a text other than 'import'", field=f"{where}.cases", remedy="Name it otherwise"
+            )
         languages.check_language(settings, problem.verifier.sandbox)
 
     async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
@@ -78,7 +82,7 @@ class FunctionCases(Verifier):
         note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
         if not results and not note:
             note = f"no result; exit code {ran.exit_code}; {ran.stderr[-300:].decode(errors='replace')}"
-        return self._verdict(settings, results, note=note, tampering=tampering)
+        return await asyncio.to_thread(self._verdict, settings, results, note=note, tampering=tampering)
 
     async def _run(self, problem: Problem, source: bytes, nonce: str, *, acquire: Acquire, seconds: float) -> ExecResult:
         settings = problem.verifier.settings

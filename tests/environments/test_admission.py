@@ -51,6 +51,20 @@ async def test_a_noop_and_an_exploit_that_are_paid() -> None:
     assert failed(await check_domain(Generous(), None)) == {"no-op", "exploit half"}
 
 
+async def test_problems_whose_verifier_asks_for_nothing() -> None:
+    class Empty(Arithmetic):
+        def problems(self, split: Split, *, seed: int, level: str = "default", **settings: Any) -> Iterator[Problem]:
+            for problem in super().problems(split, seed=seed, level=level):
+                spec = msgspec.structs.replace(
+                    problem.verifier, settings={**problem.verifier.settings, "weights": {"found": 1.0}}
+                )
+                yield msgspec.structs.replace(problem, verifier=spec)
+
+    report = await check_domain(Empty(), None, problems=1)
+    assert "problems validate" in failed(report)
+    assert "verifier.settings.weights" in report.table()
+
+
 async def test_splits_that_share_prompts_and_bad_problems() -> None:
     class Leaky(Arithmetic):
         def problems(self, split: Split, *, seed: int, level: str = "default", **settings: Any) -> Iterator[Problem]:

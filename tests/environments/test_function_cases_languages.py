@@ -182,6 +182,8 @@ async def test_the_world_of_a_program_is_pinned_and_its_verdict_repeats(bubblewr
         ("exact", "a\n", "a", False), ("tokens", "1.0 2", "1 2.00", True), ("tokens", "1 2", "1 2 3", False), ("tokens", "nan", "NaN", False),
         ("tokens", "0.3333", "0.33331", True), ("tokens", "a", "b", False), ("json", '{"a": [1, 2.0]}', '{"a":[1,2.0]}\n', True),
         ("json", "[1]", "[1.0]", False), ("json", "[1]", "[true]", False), ("json", "1", "1 2", False), ("json", "1", "[" * 100_000, False),
+        ("json", '{"a": 1}', '{"a": 2, "a": 1}', False), ("json", "[1.0]", "[NaN]", False), ("json", "[1.0]", "[1e309]", False),
+        ("json", "[1.0]", "[Infinity]", False), ("json", "1", "9" * 9999, False), ("json", "1", "\ufeff1", False),
         ("text", "", "", True), ("text", "", "x", False), ("tokens", "1e5", "100000", True), ("tokens", "5", "5" * 1000, False),
     ],
 )  # fmt: skip
