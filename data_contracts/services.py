@@ -7,8 +7,9 @@ Contract: a `SandboxSpec` names its services; each one runs beside the box in is
     {"method": "GET", "path": "/orders/7?full=1", "status": 200, "json": {"state": "sent"}}
     {"method": "POST", "path": "/refunds", "request": {"order": 7}, "status": 201, "headers": {"X-A": "b"}, "body": "done"}
 
-`method` is GET and `status` 200 when left out; the order of a query's parameters does not matter; `request` is the body that a
-request must have (text, or JSON that is compared as JSON), and a row without it fits every body; the answer is `json` or `body`.
+`method` is GET and `status` 200 when left out; the order of a query's parameters does not matter; `request` is the body that
+a request must have (text, or JSON that is compared as JSON), and a row without it fits every body; `json` or `body` is the
+answer.
 Gaps: seed files are text, 1 MiB in all (more belongs into a root file system variant); services speak TCP.
 """
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -224,20 +224,12 @@ def _check_files(service: ServiceSpec) -> None:
 
 
 def _check_kind(service: ServiceSpec) -> None:
-    empty: Mapping[str, tuple[object, ...]] = {
-        "command": (("writable", service.writable), ("strict", service.strict)),
-        "recorded": (("writable", service.writable), ("argv", service.argv)),
-        "image": (("files", service.files), ("strict", service.strict)),
-    }[service.kind]  # type: ignore[assignment]
-    for field, value in empty:  # type: ignore[misc]
-        if value:
-            remedies = {
-                "files": "Bring files in the image, or pass what it needs by env and seed",
-                "argv": "The server of recordings is ours",
-            }
-            raise InputError(
-                f"a service of kind {service.kind} has no {field}", field=field, remedy=remedies.get(field, "Leave it out")
-            )
+    for field in {"command": ("writable", "strict"), "recorded": ("writable", "argv"), "image": ("files", "strict")}[
+        service.kind
+    ]:
+        if getattr(service, field):
+            remedy = "Bring files in the image, or pass what it needs by env and seed" if field == "files" else "Leave it out"
+            raise InputError(f"a service of kind {service.kind} has no {field}", field=field, remedy=remedy)
     if service.kind == "command" and not service.argv:
         raise InputError("a command service needs a program", field="argv", remedy="Give its words, as in ('redis-server',)")
     if service.kind == "recorded":

@@ -92,10 +92,9 @@ class Box(ABC):
 
     Isolation (capability "isolation"): nothing of the host's files, processes, sockets, users and devices is in reach; the root
     file system is read-only; only workdir, /tmp and /dev/shm can be written, each with a cap of bytes and inodes; no
-    capability, no new privileges, no new namespace, and only the system calls of seccomp.py. "no_network": loopback alone, and on
-    it the declared ports of the box's own services.
-    "limits": memory with swap, processes, CPU time, disk; what a host cannot enforce is refused in `check`. "oom": memory kills
-    are told apart.
+    capability, no new privileges, no new namespace, and only the system calls of seccomp.py. "no_network": loopback alone,
+    with the declared ports of the box's own services. "limits": memory with swap, processes, CPU time, disk; what a host cannot
+    enforce is refused in `check`. "oom": memory kills are told apart.
 
     Whose fault. A command's failure is a result. `SandboxLost`: the box was destroyed from inside; it counts as the policy's
     failure. `InfraError`: the backend failed, or the box outlived `limits.lifetime_seconds` (somebody forgot it, or the host is

@@ -186,7 +186,7 @@ class BubblewrapBox(Box):
         return await self._result(payload, timed_out, kills, time.monotonic() - began)
 
     def relay_from(self, box: BubblewrapBox, port: int, target: int) -> socket.socket:
-        """Blocks. Start the relay by which `box` reaches this companion; it is one of the companion's processes to the kernel."""
+        """Blocks. Start the relay by which `box` reaches this companion; it counts as one of the companion's processes."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         message = {
             "op": "relay", "box_uid": box._uid, "box_gid": box._gid, "uid": self._uid, "gid": self._gid, "port": port,

@@ -1,12 +1,13 @@
 """The process between a box and one companion service: it listens on the box's loopback and dials the companion's.
 
 Contract: standard library only, single-threaded. It runs outside both boxes' process namespaces, so that neither can signal or
-trace it; it holds a listening socket made in the box's network namespace and stays in the companion's, so that it can reach one
-fixed port there and nothing else. Before the first byte it has given up every right and filters its own system calls. A
+trace it; it holds a listening socket made in the box's network namespace and stays in the companion's, so that it can reach
+one fixed port there and nothing else. Before the first byte it has given up every right and filters its own system calls. A
 connection is passed on byte by byte, half-closed when one side is; a companion that refuses shows as a reset. At most
-CONNECTIONS are open at once, the rest waits in the kernel's queue; buffers are bounded, so that who does not read is not served.
-Its owner holds the other end of `control`: a packet with a descriptor is a connection of the owner's to the companion, answered
-first by OPEN or CLOSED, one byte; the relay ends when that line does. Gaps: TCP alone; who connects is not told to the companion.
+CONNECTIONS are open at once, the rest waits in the kernel's queue; buffers are bounded: who does not read is not served.
+Its owner holds the other end of `control`: a packet with a descriptor is a connection of the owner's to the companion,
+answered first by OPEN or CLOSED, one byte; the relay ends when that line does. Gaps: TCP alone; the companion is not told who
+connects.
 
 As a script (the Docker backend): CONTROL CALLS BOX_NET COMPANION_NET WARD|-1 (descriptors), PORT TARGET UID SECONDS. WARD is a
 pidfd that it kills when its owner is gone, or after SECONDS: a container of a given image has no lifetime of its own.
@@ -196,10 +197,12 @@ def dialer(target: int) -> Callable[[], socket.socket]:
 
 def run(listener: socket.socket, control: socket.socket, target: int, calls: bytes, seconds: float) -> None:
     """In the companion's network namespace, rights given up: say that we are ready, and serve."""
-    clean_up = time.monotonic() + seconds
+    until = time.monotonic() + seconds
+    for number in (signal.SIGPIPE, signal.SIGINT):  # a peer that has gone is an error of that connection; Ctrl-C is the owner's
+        signal.signal(number, signal.SIG_IGN)
     entering.filter_calls(calls)
     control.send(READY)
-    Relay(listener, control, dialer(target)).serve(clean_up)
+    Relay(listener, control, dialer(target)).serve(until)
 
 
 def main() -> None:
@@ -213,7 +216,6 @@ def main() -> None:
         entering.drop(uid, uid)
         entering.powerless()
         entering.clean_signals()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         run(listener, control, target, calls, float(sys.argv[9]))
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
 """The server of recorded HTTP: it answers what was recorded and says so when nothing was. Runs inside a companion.
 
 Contract: standard library only; called as RECORDINGS PORT strict|"", in the work folder. RECORDINGS is JSON, rows as
-data_contracts/services.py `recording` makes them. A request fits a row of its method, path and query (parameters in any order) and
-body (JSON is compared as JSON). Rows that fit answer in their order; the last one answers again and again, or, when strict, none
-does. What fits no row is answered with 404 and JSON: what was asked for and what is recorded. Every request adds a line of
-JSON to requests.jsonl (method, path, status, whether it was recorded), up to LOG_BYTES.
+data_contracts/services.py `recording` makes them. A request fits a row of its method, path and query (parameters in any
+order) and body (JSON is compared as JSON). Rows that fit answer in their order; the last one answers again and again, or, when
+strict, none does. What fits no row is answered with 404 and JSON: what was asked for and what is recorded. Every request adds
+a line of JSON to requests.jsonl (method, path, status, whether it was recorded), up to LOG_BYTES.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def handler(recordings: Recordings) -> type[BaseHTTPRequestHandler]:
         def date_time_string(self, timestamp: float | None = None) -> str:
             return "Thu, 01 Jan 1970 00:00:00 GMT"  # the same answer on every date
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
+        def log_message(self, format: str, *args: object) -> None:
             """requests.jsonl is the log."""
 
         def __getattr__(self, name: str) -> Any:

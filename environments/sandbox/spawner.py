@@ -222,7 +222,7 @@ def _relay(request: dict[str, Any], fds: list[int]) -> None:
         answer, descriptors, _, _ = socket.recv_fds(ours, 1000, 1)
         os.waitpid(helper, 0)
         if not descriptors:
-            raise OSError(answer.decode(errors="replace"))
+            raise OSError(answer.decode(errors="replace"))  # noqa: TRY301
         entering.drop(request["uid"], request["gid"])
         entering.setns(owner)
         entering.setns(net)
