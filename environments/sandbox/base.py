@@ -170,8 +170,8 @@ class Box(ABC):
         self.require_usable("serve")
         return await self._serve(request, environment(self.spec, request.env), stop)
 
-    async def own_health(self) -> str | None:
-        """What a companion's own health check says: empty when healthy. None where it has none."""
+    async def own_health(self, seconds: float) -> str | None:
+        """What a companion's own health check says within this time: empty when healthy. None where it has none."""
         return None
 
     def hand_out(self, spec: SandboxSpec, bury: Callable[[Box], Awaitable[None]]) -> None:

@@ -9,8 +9,8 @@ companion: no process, no file, no other port; a companion reaches nothing of th
 A box whose service does not start, is not healthy in time, or whose seed command fails, is not handed out: InfraError, with
 the service's last words. A service that ends later is found at the next command, turn or freeze of its box, and is that
 declared end's failure: InfraError, or SandboxLost for `end: policy`. `Box.services` gives each companion as a box, for the
-control plane alone: to ask a database, or to read an audit log. A freeze of the box ends the relays, and leaves the companions
-running for that; freeze a companion before collecting from it.
+control plane alone: to ask a database, or to read an audit log. A freeze of the box closes their ports to it, and leaves
+them running for that; freeze a companion before collecting from it.
 
 Gaps: a service is watched by its main process; one that hangs is for its clients to notice. Services of one box start at the
 same time and cannot reach each other. A box with services belongs to the event loop that made it.
@@ -75,7 +75,7 @@ class Link:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                socket.send_fds(self._control, [b"d"], [theirs.fileno()])
+                socket.send_fds(self._control, [relay.DIAL], [theirs.fileno()])
             ours.setblocking(False)
             word = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 1), seconds)
         except BaseException:
@@ -85,6 +85,11 @@ class Link:
             ours.close()
             return None
         return ours
+
+    def mute(self) -> None:
+        """The box is heard no more; the owner still is."""
+        with contextlib.suppress(OSError):  # a relay that is gone hears nobody
+            self._control.send(relay.MUTE)
 
     def close(self) -> None:
         self._control.close()
@@ -101,7 +106,16 @@ class Companion:
         self._watched = True
 
     async def start(self, backend: Backend, beside: Box) -> None:
-        """Raises InfraError unless it is healthy and seeded."""
+        """Raises InfraError unless it is healthy and seeded: no policy has seen it yet, whatever ends it."""
+        try:
+            await self._start(backend, beside)
+        except SandboxLost as error:
+            if self._serving is not None:
+                await asyncio.wait({self._serving}, timeout=STOP_SECONDS)
+            fault = self.fault() or f"service '{self.spec.name}' cannot be used: {error}"
+            raise InfraError("sandbox_backend", f"{fault}, before it was healthy") from error
+
+    async def _start(self, backend: Backend, beside: Box) -> None:
         spec = self.spec
         files = _files(spec)
         if files:
@@ -154,7 +168,7 @@ class Companion:
         if health.command:
             result = await self.box.exec(ExecRequest(argv=health.command, deadline_seconds=left))
             return "" if result.exit_code == 0 else f"{health.command[0]} ended with {result.exit_code}: {_tail(result)}"
-        if not health.http and (own := await self.box.own_health()) is not None:
+        if not health.http and (own := await self.box.own_health(left)) is not None:
             return own
         sock = await self._link.dial(min(left, 5.0))
         if sock is None:
@@ -180,7 +194,7 @@ class Companion:
             if serving.cancelled():
                 return f"{name} belonged to an event loop that has ended"
             if error := serving.exception():
-                return f"{name} ended: {error}"
+                return f"{name} ended: {'its box was ended from outside' if isinstance(error, SandboxLost) else error}"
             result = serving.result()
             how = f"exit code {result.exit_code}"
             if result.oom_killed:
@@ -203,11 +217,13 @@ class Companion:
         """The box is frozen: nothing of it connects any more, and the service's end is no failure any more."""
         self._watched = False
         if self._link is not None:
-            self._link.close()
+            self._link.mute()
 
     async def remove(self) -> None:
         """Nothing of the service is left. Idempotent."""
-        self.unlink()
+        self._watched = False
+        if self._link is not None:
+            self._link.close()
         serving = self._serving
         if serving is not None and serving.get_loop() is asyncio.get_running_loop():
             serving.cancel()
@@ -248,7 +264,7 @@ def companion_spec(service: ServiceSpec, box: SandboxSpec) -> SandboxSpec:
 def _argv(spec: ServiceSpec) -> tuple[str, ...]:
     if spec.kind == "recorded":
         return ("python3", "-I", "-S", "-c", _SERVER, _RECORDINGS, str(spec.target), "strict" if spec.strict else "")
-    return spec.argv
+    return spec.argv or ("the image's own program",)
 
 
 def _files(spec: ServiceSpec) -> Mapping[str, bytes]:

@@ -159,15 +159,16 @@ class ImageBox(DockerBox):
     def begin(self, argv: Sequence[str], cwd: str, *, stdin: bool) -> tuple[str, Any, socket.socket]:
         return super().begin(argv, self.container.attrs["Config"]["WorkingDir"] or "/", stdin=stdin)
 
-    async def own_health(self) -> str | None:
+    async def own_health(self, seconds: float) -> str | None:
         image = await self._host.run(lambda: self._host.client.images.get(self._service.image).attrs)
         test = ((image.get("Config") or {}).get("Healthcheck") or {}).get("Test") or ["NONE"]
         if test[0] not in {"CMD", "CMD-SHELL"}:
             return None
         argv = test[1:] if test[0] == "CMD" else ["/bin/sh", "-c", *test[1:]]
-        result = await self.exec(ExecRequest(argv=tuple(argv), deadline_seconds=self._service.health.deadline_seconds))
+        result = await self.exec(ExecRequest(argv=tuple(argv), deadline_seconds=seconds))
         said = (result.stdout + result.stderr).decode(errors="replace").strip()[-200:]
-        return "" if result.exit_code == 0 else f"its HEALTHCHECK ended with {result.exit_code}: {said}"
+        how = "did not end" if result.timed_out else f"ended with {result.exit_code}"
+        return "" if result.exit_code == 0 else f"its HEALTHCHECK {how}: {said}"
 
     async def _serve(self, request: ExecRequest, env: Mapping[str, str], stop: asyncio.Event) -> ExecResult:
         ended, loop, began = asyncio.Event(), asyncio.get_running_loop(), time.monotonic()

@@ -77,11 +77,16 @@ def drop(uid: int, gid: int) -> None:
 
 def powerless() -> None:
     """No capability is left, in the user namespace that this process is in, and none can come back."""
+    bound()
+    head, data = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    checked(_libc.capset(head, data), "capset")
+
+
+def bound() -> None:
+    """No program that is executed from here on can gain a capability. Needs CAP_SETPCAP; without it nothing changes."""
     for capability in range(64):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break
-    head, data = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    checked(_libc.capset(head, data), "capset")
 
 
 def die_with_parent() -> None:

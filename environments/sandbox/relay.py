@@ -5,9 +5,9 @@ trace it; it holds a listening socket made in the box's network namespace and st
 one fixed port there and nothing else. Before the first byte it has given up every right and filters its own system calls. A
 connection is passed on byte by byte, half-closed when one side is; a companion that refuses shows as a reset. At most
 CONNECTIONS are open at once, the rest waits in the kernel's queue; buffers are bounded: who does not read is not served.
-Its owner holds the other end of `control`: a packet with a descriptor is a connection of the owner's to the companion,
-answered first by OPEN or CLOSED, one byte; the relay ends when that line does. Gaps: TCP alone; the companion is not told who
-connects.
+Its owner holds the other end of `control`: DIAL with a descriptor is a connection of the owner's to the companion, answered
+first by OPEN or CLOSED, one byte; MUTE ends all connections and closes the port in the box; the relay ends when that line does.
+Gaps: TCP alone; the companion is not told who connects.
 
 As a script (the Docker backend): CONTROL CALLS BOX_NET COMPANION_NET WARD|-1 (descriptors), PORT TARGET UID SECONDS. WARD is a
 pidfd that it kills when its owner is gone, or after SECONDS: a container of a given image has no lifetime of its own.
@@ -35,7 +35,7 @@ else:  # as a script there are no packages
 CONNECTIONS = 128
 BUFFER_BYTES = 64 * 1024
 OPEN, CLOSED = b"+", b"-"
-READY = b"ready"
+READY, DIAL, MUTE = b"ready", b"d", b"m"
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -55,8 +55,7 @@ class Relay:
         self._listener, self._control, self._dial = listener, control, dial
         self._selector = selectors.DefaultSelector()
         self._events: dict[_Side, int] = {}
-        self._accepted = 0
-        self._listening = False
+        self._listening = self._muted = False
         listener.setblocking(False)
         control.setblocking(False)
         self._selector.register(control, selectors.EVENT_READ)
@@ -64,7 +63,7 @@ class Relay:
     def serve(self, until: float) -> None:
         """Returns when the owner's line has ended, or at `until`."""
         while (left := until - time.monotonic()) > 0:
-            if self._listening != (wanted := len(self._events) < 2 * CONNECTIONS):
+            if self._listening != (wanted := not self._muted and len(self._events) < 2 * CONNECTIONS):
                 self._listening = wanted
                 if wanted:
                     self._selector.register(self._listener, selectors.EVENT_READ)
@@ -89,7 +88,19 @@ class Relay:
             return False
         for fd in descriptors:
             self._pair(socket.socket(fileno=fd), asked=True)
+        if packet == MUTE and not self._muted:
+            self._mute()
         return bool(packet)
+
+    def _mute(self) -> None:
+        self._muted = True
+        if self._listening:
+            self._selector.unregister(self._listener)
+            self._listening = False
+        self._listener.close()
+        for side in list(self._events):
+            if side in self._events:
+                self._drop(side, reset=True)
 
     def _pair(self, client: socket.socket, *, asked: bool) -> None:
         client.setblocking(False)
@@ -213,6 +224,7 @@ def main() -> None:
         entering.setns(box)
         listener = listen(port)
         entering.setns(companion)
+        entering.bound()
         entering.drop(uid, uid)
         entering.powerless()
         entering.clean_signals()
