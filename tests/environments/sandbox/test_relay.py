@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_who_does_not_read_is_not_served(line: Line) -> None:
     with client, there:
         there.settimeout(1.0)
         sent = 0
-        with pytest.raises(TimeoutError):
+        with suppress(TimeoutError):
             while sent < 200_000_000:
                 sent += there.send(b"x" * 65536)
         assert sent < 50_000_000
@@ -128,9 +129,7 @@ def test_the_owner_dials_and_is_heard_after_the_box_is_not(line: Line) -> None:
         with pytest.raises(ConnectionResetError):
             client.recv(1)
     with pytest.raises(ConnectionRefusedError):
-        for _ in range(100):
-            socket.create_connection(("127.0.0.1", port), 10).close()
-            time.sleep(0.05)
+        socket.create_connection(("127.0.0.1", port), 10)
     mine = dial(control)
     theirs, _ = server.accept()
     with mine, theirs:
