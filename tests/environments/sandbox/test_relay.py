@@ -104,11 +104,19 @@ def test_a_broken_connection_ends_itself_alone(line: Line) -> None:
         assert there.recv(100) == b"fine"
 
 
+def met_by_a_reset(client: socket.socket, port: int) -> None:
+    """It comes while the client connects, or with the first byte."""
+    client.connect(("127.0.0.1", port))
+    client.recv(1)
+
+
 def test_a_companion_that_refuses_shows_as_a_reset(line: Line) -> None:
     port, server, control = line
     server.close()
-    with socket.create_connection(("127.0.0.1", port), 10) as client, pytest.raises(ConnectionResetError):
-        client.recv(1)
+    with socket.socket() as client:
+        client.settimeout(10)
+        with pytest.raises(ConnectionResetError):
+            met_by_a_reset(client, port)
     with dial(control) as mine:
         assert mine.recv(10) == relay.CLOSED
 
