@@ -143,6 +143,10 @@ class Sandbox(Protocol):
     id: str
     spec: SandboxSpec
 
+    @property
+    def services(self) -> Mapping[str, Sandbox]:
+        """Where the companion services of this box run, by name: for environments and verifiers, never for the policy."""
+
     async def exec(self, request: ExecRequest) -> ExecResult: ...
 
     async def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Shell:

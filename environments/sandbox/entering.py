@@ -75,6 +75,20 @@ def drop(uid: int, gid: int) -> None:
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
+def powerless() -> None:
+    """No capability is left, in the user namespace that this process is in, and none can come back."""
+    bound()
+    head, data = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    checked(_libc.capset(head, data), "capset")
+
+
+def bound() -> None:
+    """No program that is executed from here on can gain a capability. Needs CAP_SETPCAP; without it nothing changes."""
+    for capability in range(64):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break
+
+
 def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -183,12 +197,7 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
         join(groups)
         for name in ("cgroup", "uts", "ipc", "net", "mnt", "user"):
             setns(spaces[name])
-        for capability in range(64):
-            if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-                break
-        head, data = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-        if _libc.capset(head, data) != 0:
-            raise OSError(ctypes.get_errno(), "capset")  # noqa: TRY301
+        powerless()
         os.setsid()
         os.umask(0o022)
         os.chdir(request["cwd"])
@@ -196,7 +205,7 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
         shell_agent.place(descriptors)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-        _filter_calls(request["calls"])
+        filter_calls(request["calls"])
         if request.get("script"):
             _run(request["script"], request["env"])
         else:
@@ -205,7 +214,7 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
         os.write(2, f"{request['argv'][0]}: {error.strerror}\n".encode(errors="replace"))
 
 
-def _filter_calls(calls: bytes) -> None:
+def filter_calls(calls: bytes) -> None:
     """From here on, in this process and all it starts, for ever. Needs no_new_privs, which `drop` has set."""
     program = _Program(len(calls) // 8, calls)
     if _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:

@@ -119,6 +119,26 @@ async def test_the_terminal_world_carries_its_folder_along(bubblewrap_backend: S
         await world.close()
 
 
+async def test_the_refund_desk_has_its_services(bubblewrap_backend: SandboxBackend) -> None:
+    context = EnvironmentContext(episode_id="e", seed=0, acquire=bubblewrap_backend.acquire)
+    scope = run("howto/companion-services.md")
+    world = scope["RefundDesk"](problem(), context)
+    await world.reset()
+    get = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], data=b'' if sys.argv[2:] else None).read())"
+    try:
+        for words, answer in (
+            ("http://127.0.0.1/orders/7", "delivered"),
+            ("http://127.0.0.1:8081/track?order=7", "2024-05-02"),
+            ("http://127.0.0.1/orders/7/refund post", "refunded"),
+        ):
+            command = f'python3 -c "{get}" {words}'
+            step = await world.step(Action(message=calls("bash", {"command": command})))
+            assert answer in step.messages[0].content
+        assert (await world.collect()).state["audit"] == '[["7", "/orders/7/refund"]]\n'
+    finally:
+        await world.close()
+
+
 def test_the_table_of_domains_is_complete() -> None:
     from environments.registry import DOMAINS, VERIFIERS
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import SandboxLimits, SandboxSpec
+from data_contracts.services import ServiceSpec
 from environments.sandbox.base import Backend, Box
 from environments.sandbox.conformance.check import CheckFailed, holds
 from infra.paths import home
@@ -32,9 +33,17 @@ class Lab:
         self.store = store or home() / "store"
 
     @asynccontextmanager
-    async def box(self, *, env: Mapping[str, str] | None = None, workdir: str = "/work", **limits: float) -> AsyncIterator[Box]:
+    async def box(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        workdir: str = "/work",
+        services: tuple[ServiceSpec, ...] = (),
+        **limits: float,
+    ) -> AsyncIterator[Box]:
         """A fresh box, destroyed at the end of the block."""
-        spec = SandboxSpec(env=dict(env or {}), workdir=workdir, limits=SandboxLimits(**limits))  # type: ignore[arg-type]
+        held = SandboxLimits(**limits)  # type: ignore[arg-type]
+        spec = SandboxSpec(env=dict(env or {}), workdir=workdir, services=services, limits=held)
         box = await self.backend.acquire(spec)
         try:
             yield box
