@@ -5,7 +5,7 @@ privileges, the filter of system calls of seccomp.py (narrower than the engine's
 processes and CPU, an init, no log, owner labels, a lifetime inside the box. The container's own processes and the policy's
 commands run under different users, both not root, so a policy cannot end the container by killing it. What was asked for is
 read back from the engine before a box is handed out (docker_box.py). An exec costs about 0.1 s, a box about 0.5 s: pool.py
-makes them ahead.
+makes them ahead. Whether the engine was away is told by docker_link.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import functools
 import math
-import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from data_contracts.protocols import ExecRequest
 from data_contracts.records import SandboxLimits, SandboxSpec
 from environments.sandbox.base import CONTRACT, ISOLATION, SCRATCH_BYTES, Backend, Box, inodes
 from environments.sandbox.docker_box import INIT_UID, RESERVED_PIDS, SECURITY, DockerBox, remove
+from environments.sandbox.docker_link import EngineLink
 from environments.sandbox.owners import PREFIX, Owner, this_process
 from infra.rootfs import BOX_UID, image_name
 
@@ -50,22 +50,21 @@ class DockerBackend(Backend):
     def __init__(self, *, concurrency: int = 4, runtime: str | None = None) -> None:
         super().__init__(concurrency=concurrency)
         self.runtime = runtime
-        self._lock = threading.Lock()
-        self._client: DockerClient | None = None
+        self.link = EngineLink(connections=2 * concurrency + 8)
+        self._era: int | None = None
         # The loop's default pool has a handful of threads, and an exec holds one until its deadline.
         self._threads = ThreadPoolExecutor(max_workers=2 * concurrency + 8, thread_name_prefix="docker-sandbox")
 
     @property
     def client(self) -> DockerClient:
-        import docker
+        return self.link.client
 
-        with self._lock:
-            if self._client is None:
-                try:
-                    self._client = docker.from_env(timeout=60, max_pool_size=2 * self.concurrency + 8)
-                except docker.errors.DockerException as error:
-                    raise InfraError("sandbox_backend", f"no Docker engine answers: {error}") from error
-            return self._client
+    async def era(self) -> int:
+        now = await asyncio.to_thread(self.link.era)  # not in our own threads: calls to an engine that hangs may hold them all
+        if self._era not in (None, now):
+            self.sweep()
+        self._era = now
+        return now
 
     async def run(self, function: Callable[[], T]) -> T:
         """A blocking call of the SDK, in a thread; its errors become ours."""
@@ -76,9 +75,10 @@ class DockerBackend(Backend):
 
     async def check(self) -> None:
         try:
+            await self.era()
             about = await self.run(self._info)
         except InfraError as error:
-            raise MissingRequirement(f"{error.detail}; run: python -m infra.rootfs --docker") from error
+            raise MissingRequirement(error.detail) from error
         swap = about.get("SwapLimit") or about.get("CgroupVersion") == "2"
         if missing := [words for key, words in _NEEDED.items() if not (about.get(key) or (key == "SwapLimit" and swap))]:
             raise MissingRequirement(
@@ -127,12 +127,13 @@ class DockerBackend(Backend):
         return len(containers)
 
     async def close(self) -> None:
-        await super().close()
-        if self._client is not None:
-            await self.run(self._client.close)
-            self._client = None
+        try:
+            await super().close()
+        finally:
+            await self.run(self.link.close)
 
     async def _acquire(self, spec: SandboxSpec) -> Box:
+        era = await self.run(self.link.era)
         creating = asyncio.ensure_future(self.run(lambda: self._create(spec)))
         try:
             container = await asyncio.shield(creating)
@@ -144,7 +145,7 @@ class DockerBackend(Backend):
             if error.cause == "image_missing" and spec.image != "base":
                 raise InfraError(error.cause, f"{error.detail} --variant {spec.image}") from error
             raise
-        box = DockerBox(self, spec, container)
+        box = DockerBox(self, spec, container, era)
         try:
             await self.run(box.start)
         except BaseException:
