@@ -16,6 +16,7 @@ import typer
 
 from flows import data_commands, grade_commands
 from flows.bench_commands import bench_app
+from flows.domain_commands import domains_app
 from flows.sandbox_commands import sandbox_app
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench_app)
+app.add_typer(domains_app)
 app.add_typer(sandbox_app)
 app.add_typer(data_commands.app)
 ProfileName = Annotated[
@@ -138,22 +140,6 @@ def deploy(
         typer.echo(f"removed schedule    {line}")
     for name, outcome in done.automations.items():
         typer.echo(f"automation          {name}: {outcome}")
-
-
-@app.command()
-def domains(
-    action: Annotated[str, typer.Argument(help="'list', or 'check' to hold every domain to its oracle and exploits.")] = "list",
-    names: Annotated[list[str] | None, typer.Argument(help="Only these domains.")] = None,
-) -> None:
-    """Installed domains; `domains check` proves them."""
-    from flows.overview import check_domains, domain_table
-
-    if action not in ("list", "check"):
-        raise typer.BadParameter(f"expected list or check, got '{action}'")
-    if action == "list":
-        _console().print(domain_table(names or []))
-    elif not check_domains(names or [], _console()):
-        raise typer.Exit(1)
 
 
 @app.command()

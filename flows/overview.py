@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -129,33 +128,6 @@ def domain_table(names: list[str]) -> RenderableType:
         found = domain(name)
         table.add_row(name, ", ".join(found.levels), Text(found.summary))
     return table
-
-
-def check_domains(names: list[str], console: Console) -> bool:
-    """Hold domains to their oracle, no-op and exploits in the running profile's sandbox; True when all of them hold."""
-    import asyncio
-
-    from environments.admission import check_domain
-    from environments.registry import domain, domain_names
-    from environments.sandbox import open_backend
-    from flows.stack import last_profile
-
-    recorded = last_profile()
-    backend = open_backend((recorded.stack if recorded else StackConfig()).sandbox)
-
-    async def check_all() -> bool:
-        good = True
-        await backend.check()
-        try:
-            for name in names or domain_names():
-                report = await check_domain(domain(name), backend)
-                console.print(report.table(), markup=False, soft_wrap=True)
-                good = good and report.ok
-        finally:
-            await backend.close()
-        return good
-
-    return asyncio.run(check_all())
 
 
 def collect_garbage(campaign: str | None, *, dry_run: bool) -> list[str]:

@@ -27,14 +27,21 @@ AGENT = ("/usr/bin/python3", "-I", "-S", "-c", Path(shell_agent.__file__).read_t
 class DockerWire(Wire):
     def __init__(self, host: DockerBackend, box: DockerBox, run: str, wrapper: Any, sock: socket.socket) -> None:
         self._host, self._box, self._run, self._wrapper, self._sock = host, box, run, wrapper, sock
-        self._frames, self._buffer, self._closed = bytearray(early_output(wrapper, sock)), bytearray(), False
+        self._frames, self._buffer = bytearray(early_output(wrapper, sock)), bytearray()
+        self._started = self._closed = False
         sock.settimeout(None)
 
     async def send(self, payload: bytes) -> None:
         await self._host.thread(lambda: self._sock.sendall(payload))
 
     async def answer(self) -> Answer:
-        return await self._host.thread(self._answer)
+        try:
+            return await self._host.thread(self._answer)
+        except EOFError:
+            words = bytes(self._buffer[:500])
+            if self._started or b"chdir" not in words:
+                raise
+            return {"error": "no shell"}, b"", words  # the engine's words, in the place of an agent that never was
 
     async def receive(self, size: int) -> bytes:
         return await self._host.thread(lambda: self._read(size))
@@ -60,7 +67,9 @@ class DockerWire(Wire):
     def _answer(self) -> Answer:
         (size,) = struct.unpack("!I", self._read(4))
         header: dict[str, Any] = json.loads(self._read(size))
-        return header, self._read(header["out"]), self._read(header["err"])
+        found = header, self._read(header["out"]), self._read(header["err"])
+        self._started = True
+        return found
 
     def _read(self, size: int) -> bytes:
         """From the engine's frames (kind, 0, 0, 0, size); the agent itself says nothing on its stderr, kind 2."""

@@ -108,8 +108,10 @@ def answer(streams: tuple[HeadTail, HeadTail], **header: object) -> bytes:
 class Session:
     """One shell and its turns; single-threaded, all waiting is in `_wait`."""
 
-    def __init__(self, start: Starter, others: Lister) -> None:
-        self._others = others
+    def __init__(self, source: int, start: Starter, others: Lister) -> None:
+        self._source, self._others = source, others
+        self._left = False
+        """The owner hung up in the middle of a turn."""
         self._control, theirs = socket.socketpair()
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._control.setblocking(False)
@@ -129,9 +131,9 @@ class Session:
         self._lines, self._known = bytearray(), set[int]()
         self._open = {*self._streams, self._control.fileno(), self._handle}
 
-    def watch(self, source: int) -> None:
+    def watch(self) -> None:
         """Wait for the owner's next request, reading what background jobs say meanwhile."""
-        while not self._wait(self.kept, float("inf"), extra=source):
+        while not self._wait(self.kept, float("inf"), requests=True):
             pass
 
     def begin(self) -> bool:
@@ -147,7 +149,7 @@ class Session:
         self._known = self._others()
         code = self._turn(command, began + seconds)
         timed_out = code is None and self.status is None
-        alive = code is not None or (timed_out and self._stop())
+        alive = code is not None or (timed_out and not self._left and self._stop())
         if not alive:
             self.end()
             self._drain()
@@ -181,7 +183,7 @@ class Session:
             if (code := self._reported(nonce)) is not None:
                 self._drain()
                 return code
-            if self.status is not None or time.monotonic() >= deadline:
+            if self.status is not None or self._left or time.monotonic() >= deadline:
                 return None
             self._wait(self.kept, deadline)
 
@@ -235,11 +237,16 @@ class Session:
                 if fd not in self._open or not self._read(fd, sink):
                     break
 
-    def _wait(self, sinks: tuple[HeadTail, HeadTail], deadline: float, *, extra: int | None = None) -> bool:
-        """One round of waiting and reading; True when `extra` can be read."""
+    def _wait(self, sinks: tuple[HeadTail, HeadTail], deadline: float, *, requests: bool = False) -> bool:
+        """One round of waiting and reading; True when the owner's line can be read, which is asked for with `requests`.
+
+        Without, only its end is noticed: an owner that hangs up ends the turn.
+        """
         poll = select.poll()
-        for fd in self._open if extra is None else {*self._open, extra}:
+        for fd in self._open:
             poll.register(fd, select.POLLIN)
+        if requests or not self._left:
+            poll.register(self._source, select.POLLIN if requests else 0)
         left = None if deadline == float("inf") else max(deadline - time.monotonic(), 0.0) * 1000
         found = False
         for fd, _ in poll.poll(left):
@@ -248,8 +255,8 @@ class Session:
                 self._open.discard(fd)
             elif fd == self._control.fileno():
                 self._read_control()
-            elif fd == extra:
-                found = True
+            elif fd == self._source:
+                found, self._left = requests, not requests
             else:
                 sink = sinks[self._streams.index(fd)]
                 self._read(fd, sink)
@@ -285,7 +292,7 @@ class Session:
 def serve(source: int, sink: int, start: Starter, others: Lister) -> None:
     """Start a shell and serve its turns until the owner closes `source`, or the shell has ended and that was told."""
     try:
-        session = Session(start, others)
+        session = Session(source, start, others)
     except OSError as error:
         _write(sink, answer((HeadTail(0), HeadTail(0)), error=f"the shell did not start: {error}"))
         return
@@ -296,7 +303,7 @@ def serve(source: int, sink: int, start: Starter, others: Lister) -> None:
             return
         _write(sink, answer((HeadTail(0), HeadTail(0)), error=""))
         while session.status is None:
-            session.watch(source)
+            session.watch()
             if (request := _request(source)) is None:
                 return
             _write(sink, session.run(request["command"], request["seconds"], request["cap"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from data_contracts.errors import InfraError, InputError, MissingRequirement
+from data_contracts.errors import CapabilityError, InfraError, InputError
 from data_contracts.records import SandboxSpec
 from environments.sandbox.conformance.check import check, holds, refused, same
 from environments.sandbox.conformance.lab import Lab, marker, processes, sh, until
@@ -131,5 +131,5 @@ async def commands_at_once(lab: Lab) -> None:
 @check("isolation")
 async def unknown_image(lab: Lab) -> None:
     """An image that nobody declared is refused with the declared ones, never replaced by another."""
-    with refused(MissingRequirement, "choose one of", "the image 'no-such-image'"):
+    with refused(CapabilityError, "choose one of", "the image 'no-such-image'"):
         await lab.backend.acquire(SandboxSpec(image="no-such-image"))

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 from data_contracts.protocols import ExecRequest, ExecResult, Preload
+from environments.sandbox import preloaded
 from environments.sandbox.base import Box
 from environments.sandbox.bubblewrap import BubblewrapBackend, BubblewrapBox
 from environments.sandbox.conformance.lab import Lab, sh
@@ -135,7 +136,7 @@ except OSError: pass
 def children(spawner: int) -> list[int]:
     """The interpreters of a spawner."""
     found = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
-    return [int(pid) for pid in found if b"--preload" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in found if preloaded.LOADER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 async def test_an_interpreter_that_was_killed_is_started_again(rootfs: Path) -> None:
