@@ -177,6 +177,10 @@ class SandboxBackend(Protocol):
     async def acquire(self, spec: SandboxSpec) -> Sandbox:
         """A fresh box. Raises CapabilityError for unmet `spec.needs`, InfraError for backend faults."""
 
+    async def era(self) -> int:
+        """A number that changes when what makes the boxes was away: boxes of an earlier era may have ended with it, through
+        nobody's fault inside. Raises InfraError("sandbox_unreachable") with the remedy while it is away."""
+
     async def close(self) -> None:
         """Destroy every box this backend still owns."""
 

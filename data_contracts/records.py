@@ -36,6 +36,7 @@ InfraCause = Literal[
     "node_lost",
     "image_missing",
     "sandbox_backend",
+    "sandbox_unreachable",  # what makes the boxes was away: waited for, not counted as one of a group's retries
     "host_out_of_memory",
     "queue_deadline",
     "sampling_deadline",

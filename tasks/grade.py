@@ -83,6 +83,9 @@ class Boxes:
     async def close(self) -> None:
         await self.backend.close()
 
+    async def era(self) -> int:
+        return await self.backend.era()
+
     def reap(self) -> int:
         return self.backend.reap()
 

@@ -7,6 +7,7 @@ inherits the rules, so that they cannot differ. The time a command queues for it
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import posixpath
 import re
@@ -37,6 +38,7 @@ SCRATCH_BYTES = 32 * 1024 * 1024
 BYTES_PER_INODE = 4096
 USER = "box"
 """The one user of commands (uid 1000, see infra/rootfs.py BOX_UID)."""
+_log = logging.getLogger(__name__)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -271,6 +273,11 @@ class Box(ABC):
             companion.require()
 
     @property
+    def left_behind(self) -> bool:
+        """Destroyed for its user, but not gone from the host."""
+        return self._destroyed and not self._removed
+
+    @property
     def age_seconds(self) -> float:
         return time.monotonic() - self._born
 
@@ -319,6 +326,7 @@ class Backend(ABC):
     def __init__(self, *, concurrency: int = 4) -> None:
         self.concurrency = concurrency
         self.boxes: set[Box] = set()
+        self._sweeping: set[asyncio.Future[None]] = set()
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
     def turn(self) -> asyncio.Semaphore:
@@ -349,6 +357,22 @@ class Backend(ABC):
     async def relay(self, box: Box, companion: Box, port: int, target: int) -> socket.socket:
         """Start the relay from `box` to `companion`; the owner's end of its line (relay.py). Raises OSError, InfraError."""
         raise CapabilityError(f"the sandbox backend '{self.name}' has no companion services")
+
+    async def era(self) -> int:
+        """See data_contracts/protocols.py. Here for backends that cannot be away without this process."""
+        return 0
+
+    def sweep(self) -> None:
+        """Try once more, behind the scenes, to remove the boxes that could not be removed when they were destroyed."""
+        for box in [box for box in self.boxes if box.left_behind]:
+            removal = asyncio.ensure_future(box.remove())
+            self._sweeping.add(removal)
+            removal.add_done_callback(self._swept)
+
+    def _swept(self, removal: asyncio.Future[None]) -> None:
+        self._sweeping.discard(removal)
+        if not removal.cancelled() and (error := removal.exception()):
+            _log.warning("a box could not be removed yet: %s", error)
 
     async def close(self) -> None:
         ends = await asyncio.gather(*(box.remove() for box in list(self.boxes)), return_exceptions=True)

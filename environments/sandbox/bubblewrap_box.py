@@ -263,6 +263,8 @@ class BubblewrapBox(Box):
 
     async def _result(self, payload: bytes, timed_out: bool, kills: int, wall: float) -> ExecResult:
         oom = self._group.oom_kills() > kills
+        if not self._host.spawner_alive(self._spawner_pid):  # everything in the box was killed with it, pid 1 perhaps last
+            raise InfraError("sandbox_backend", f"the sandbox spawner died, and box {self.id} with it")
         size = int.from_bytes(payload[:4], "big") if len(payload) >= 4 else 0
         header: dict[str, Any] = {"status": None, "error": "no report", "out": 0, "truncated": [False, False]}
         if size:

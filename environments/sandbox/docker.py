@@ -5,7 +5,7 @@ privileges, the filter of system calls of seccomp.py (narrower than the engine's
 processes and CPU, an init, no log, owner labels, a lifetime inside the box. The container's own processes and the policy's
 commands run under different users, both not root, so a policy cannot end the container by killing it. What was asked for is
 read back from the engine before a box is handed out (docker_box.py). An exec costs about 0.1 s, a box about 0.5 s: pool.py
-makes them ahead.
+makes them ahead. Whether the engine was away is told by docker_link.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import functools
 import math
 import socket
-import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from data_contracts.services import ServiceSpec
 from environments.sandbox.base import CONTRACT, IMAGE_SERVICES, ISOLATION, SCRATCH_BYTES, SERVICES, Backend, Box, inodes
 from environments.sandbox.docker_box import INIT_UID, RESERVED_PIDS, SECURITY, DockerBox, remove
 from environments.sandbox.docker_companion import ImageBox, image_settings, start_relay
+from environments.sandbox.docker_link import EngineLink
 from environments.sandbox.owners import PREFIX, Owner, this_process
 from infra.rootfs import BOX_UID, image_name
 
@@ -53,22 +53,21 @@ class DockerBackend(Backend):
     def __init__(self, *, concurrency: int = 4, runtime: str | None = None) -> None:
         super().__init__(concurrency=concurrency)
         self.runtime = runtime
-        self._lock = threading.Lock()
-        self._client: DockerClient | None = None
+        self.link = EngineLink(connections=2 * concurrency + 8)
+        self._era: int | None = None
         # The loop's default pool has a handful of threads, and an exec holds one until its deadline.
         self._threads = ThreadPoolExecutor(max_workers=2 * concurrency + 8, thread_name_prefix="docker-sandbox")
 
     @property
     def client(self) -> DockerClient:
-        import docker
+        return self.link.client
 
-        with self._lock:
-            if self._client is None:
-                try:
-                    self._client = docker.from_env(timeout=60, max_pool_size=2 * self.concurrency + 8)
-                except docker.errors.DockerException as error:
-                    raise InfraError("sandbox_backend", f"no Docker engine answers: {error}") from error
-            return self._client
+    async def era(self) -> int:
+        now = await asyncio.to_thread(self.link.era)  # not in our own threads: calls to an engine that hangs may hold them all
+        if self._era not in (None, now):
+            self.sweep()
+        self._era = now
+        return now
 
     async def run(self, function: Callable[[], T]) -> T:
         """A blocking call of the SDK, in a thread; its errors become ours."""
@@ -79,9 +78,10 @@ class DockerBackend(Backend):
 
     async def check(self) -> None:
         try:
+            await self.era()
             about = await self.run(self._info)
         except InfraError as error:
-            raise MissingRequirement(f"{error.detail}; run: python -m infra.rootfs --docker") from error
+            raise MissingRequirement(error.detail) from error
         swap = about.get("SwapLimit") or about.get("CgroupVersion") == "2"
         if missing := [words for key, words in _NEEDED.items() if not (about.get(key) or (key == "SwapLimit" and swap))]:
             raise MissingRequirement(
@@ -132,10 +132,10 @@ class DockerBackend(Backend):
         return len(containers)
 
     async def close(self) -> None:
-        await super().close()
-        if self._client is not None:
-            await self.run(self._client.close)
-            self._client = None
+        try:
+            await super().close()
+        finally:
+            await self.run(self.link.close)
 
     async def _acquire(self, spec: SandboxSpec) -> Box:
         return await self._made(spec)
@@ -150,6 +150,7 @@ class DockerBackend(Backend):
 
     async def _made(self, spec: SandboxSpec, service: ServiceSpec | None = None) -> Box:
         """A started box, or the started container of an image service."""
+        era = await self.run(self.link.era)
         creating = asyncio.ensure_future(self.run(lambda: self._create(spec, service)))
         try:
             container = await asyncio.shield(creating)
@@ -161,7 +162,7 @@ class DockerBackend(Backend):
             if error.cause == "image_missing" and spec.image != "base":
                 raise InfraError(error.cause, f"{error.detail} --variant {spec.image}") from error
             raise
-        box = DockerBox(self, spec, container) if service is None else ImageBox(self, spec, container, service)
+        box = DockerBox(self, spec, container, era) if service is None else ImageBox(self, spec, container, era, service)
         try:
             await self.run(box.start)
         except BaseException:

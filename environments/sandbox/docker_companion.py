@@ -133,8 +133,10 @@ async def _watch(
 class ImageBox(DockerBox):
     """The container of an image. Its own process is the service."""
 
-    def __init__(self, backend: DockerBackend, spec: SandboxSpec, container: Container, service: ServiceSpec) -> None:
-        super().__init__(backend, spec, container)
+    def __init__(
+        self, backend: DockerBackend, spec: SandboxSpec, container: Container, era: int, service: ServiceSpec
+    ) -> None:
+        super().__init__(backend, spec, container, era)
         self._service = service
         self._handle = -1
 

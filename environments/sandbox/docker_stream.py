@@ -50,12 +50,14 @@ def pump(
             if abort.is_set():
                 return False
             if now > deadline and not done:
-                return ended()
+                if not ended():
+                    return False
+                done, quiet_since = True, time.monotonic()  # what it wrote may still be on its way
             ready = selector.select(0.1 if done else min(deadline - now, 0.1))
             if not ready and now - quiet_since > (ENGINE_SECONDS if done else DRAIN_SECONDS):
                 if done:
                     return True
-                done, quiet_since = ended(), now
+                done, quiet_since = ended(), time.monotonic()
             for _, mask in ready:
                 if mask & selectors.EVENT_WRITE:
                     try:

@@ -70,6 +70,9 @@ class WarmBackend(Backend):
     def reap(self) -> int:
         return self.inner.reap()
 
+    async def era(self) -> int:
+        return await self.inner.era()
+
     def turn(self) -> asyncio.Semaphore:
         return self.inner.turn()
 
