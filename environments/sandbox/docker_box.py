@@ -118,8 +118,7 @@ class DockerBox(Box):
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
         if "=" in request.argv[0]:
             raise InputError(f"{request.argv[0]!r} cannot be a command's name", field="argv", remedy="Run it through sh -c")
-        assignments = [f"{key}={value}" for key, value in env.items()]
-        argv = ["/usr/bin/env", "-i", *assignments, *request.argv]
+        argv = self._prefixed(env, request.argv)
         abort = threading.Event()
         self.running += 1
         running = asyncio.ensure_future(self._host.run(lambda: self._measured(request, argv, abort)))
@@ -131,6 +130,12 @@ class DockerBox(Box):
             raise
         finally:
             self.running -= 1
+
+    def _prefixed(self, env: Mapping[str, str], argv: Sequence[str]) -> list[str]:
+        """`argv` with exactly these variables, and the box's clock and processors."""
+        soft, hard = self.view()
+        view = ["/usr/bin/prlimit", f"--locks={soft}:{hard}", "--"]
+        return [*view, "/usr/bin/env", "-i", *(f"{key}={value}" for key, value in env.items()), *argv]
 
     def _measured(self, request: ExecRequest, argv: list[str], abort: threading.Event) -> ExecResult:
         kills = self.oom_kills()
@@ -209,7 +214,7 @@ class DockerBox(Box):
         return state
 
     async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire:
-        argv = ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in env.items()), *AGENT]
+        argv = self._prefixed(env, AGENT)
         opening = asyncio.ensure_future(self._host.run(lambda: self._begin(argv, cwd, stdin=True)))
         try:
             run, wrapper, sock = await asyncio.shield(opening)

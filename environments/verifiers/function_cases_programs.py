@@ -45,6 +45,7 @@ async def run(problem: Problem, source: bytes, *, acquire: Acquire, seconds: flo
                     stdin=str(case.get("stdin", "")).encode(),
                     max_output_bytes=languages.MAX_CASE_OUTPUT,
                 )
+                box.rewind()  # when a case starts does not depend on how long the others took
                 ran = await box.exec(request)
                 left -= ran.wall_seconds
                 found = _unlike(settings, case, ran)
