@@ -172,7 +172,7 @@ class Box(ABC):
         self._began = None
 
     def view(self) -> tuple[int, int]:
-        """Soft and hard RLIMIT_LOCKS of a command: what shows it the box's clock, which the first call starts, and processors."""
+        """Soft and hard RLIMIT_LOCKS of a command: they show it processors and the box's clock, which the first call starts."""
         if self._began is None:
             self._began = time.clock_gettime(time.CLOCK_REALTIME)
         return box_view.limits(began=self._began, shown=clock(self.spec), cpus=self.spec.limits.cpus)

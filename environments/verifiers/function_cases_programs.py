@@ -14,7 +14,7 @@ from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Check, Problem, SandboxSpec
 from environments.base import Acquire
 from environments.verifiers import function_cases_languages as languages
-from environments.verifiers.values import brief
+from environments.verifiers.values import brief, steady
 
 
 @dataclass
@@ -67,7 +67,7 @@ def _unlike(settings: dict[str, Any], case: dict[str, Any], ran: ExecResult) -> 
         return "out of memory"
     wanted = case.get("exit_code", 0)
     if ran.exit_code != wanted:
-        errors = ran.stderr[-200:].decode(errors="replace").strip()
+        errors = steady(ran.stderr[-200:].decode(errors="replace")).strip()
         return f"exit code {ran.exit_code}, expected {wanted}" + (f": {errors}" if errors else "")
     if ran.stdout_truncated:
         return f"more than {languages.MAX_CASE_OUTPUT} bytes of output"

@@ -155,7 +155,7 @@ async def waits(lab: Lab) -> None:
         "libc, room = ctypes.CDLL(None), ctypes.create_string_buffer(64)\n"
         "class Time(ctypes.Structure): _fields_ = [('s', ctypes.c_long), ('ns', ctypes.c_long)]\n"
         "def at(seconds): when = time.time() + seconds; return ctypes.byref(Time(int(when), int(when % 1 * 1e9)))\n"
-        "def took(wait): began, date = time.monotonic(), time.time(); wait(); return time.monotonic() - began, time.time() - date\n"
+        "def took(wait): a, b = time.monotonic(), time.time(); wait(); return time.monotonic() - a, time.time() - b\n"
         "libc.sem_init(room, 0, 0)\n"
         "thread = threading.Thread(target=time.sleep, args=(0.4,))\n"
         "waits = [lambda: time.sleep(0.4), lambda: threading.Event().wait(0.4), lambda: libc.sem_timedwait(room, at(0.4)),\n"
