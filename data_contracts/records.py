@@ -125,6 +125,8 @@ class SandboxSpec(Record, frozen=True, kw_only=True):
     image: str = "base"
     workdir: str = "/work"
     env: dict[str, str] = {}
+    clock: str | None = "2025-01-15T12:00:00Z"
+    """Date and time, with its zone, that the box's first command finds; from there the clock runs on. None: the right time."""
     limits: SandboxLimits = SandboxLimits()
     needs: tuple[str, ...] = ()
     """Capability flags checked before a run starts, for example "exec", "files", "freeze", "services"."""

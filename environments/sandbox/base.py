@@ -17,6 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import PurePosixPath
 
 from data_contracts.errors import CapabilityError, InfraError, InputError, MissingRequirement, SandboxLost
@@ -26,12 +27,13 @@ from data_contracts.services import ServiceSpec
 from environments.sandbox.companions import Companion, accompany, companion_spec
 from environments.sandbox.files import check_name
 from environments.sandbox.shell import BoxShell, Wire, stand
+from infra import box_view
 from infra.rootfs import FOLDERS, packages_of
 
 CONTRACT = frozenset({"exec", "files", "freeze", "shell"})
 SERVICES, IMAGE_SERVICES = "services", "image_services"
 """Companion services of kinds command and recorded; those from Docker images."""
-ISOLATION = frozenset({"isolation", "limits", "oom", "no_network"})
+ISOLATION = frozenset({"isolation", "limits", "oom", "no_network", "clock"})
 """What a backend that may run a trained policy offers on top: the fake has none of it."""
 SCRATCH_BYTES = 32 * 1024 * 1024
 """Cap of /tmp and of /dev/shm, each; the work folder has `limits.disk_bytes`. All three count as the box's memory."""
@@ -39,6 +41,7 @@ BYTES_PER_INODE = 4096
 USER = "box"
 """The one user of commands (uid 1000, see infra/rootfs.py BOX_UID)."""
 _log = logging.getLogger(__name__)
+_FIRST_YEAR, _LAST_YEAR = 1971, 2100
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -53,6 +56,22 @@ def environment(spec: SandboxSpec, extra: Mapping[str, str]) -> dict[str, str]:
         if not _VARIABLE.fullmatch(name) or "\0" in value:
             raise InputError(f"{name!r} cannot be an environment variable", field="env", remedy="Use letters, digits and '_'")
     return merged
+
+
+def clock(spec: SandboxSpec) -> float | None:
+    """`spec.clock` in seconds since 1970; None for the right time. Raises InputError for what is no date and time."""
+    if spec.clock is None:
+        return None
+    try:
+        found = datetime.fromisoformat(spec.clock)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None or not _FIRST_YEAR <= found.year <= _LAST_YEAR:
+        raise InputError(
+            f"{spec.clock[:40]!r} is no date and time with a zone, from {_FIRST_YEAR} to {_LAST_YEAR}", field="sandbox.clock",
+            remedy="Write for example '2025-01-15T12:00:00Z', or null for the right time",
+        )  # fmt: skip
+    return found.timestamp()
 
 
 def inodes(limits: SandboxLimits) -> int:
@@ -103,9 +122,11 @@ class Box(ABC):
     too slow); never the policy's. `InputError`: the caller asked for what the contract does not allow. `CapabilityError`: the
     spec needs what this backend lacks; raised before anything is started.
 
-    The same everywhere: time zone UTC, locale C.UTF-8, hash seed 0, host name, user, paths. Not the same: the date and the
-    clock (no fixed clock yet: the shared root file system carries no libfaketime), the number of CPUs that `nproc` and
-    os.cpu_count() show, pids, and the scheduling of threads.
+    The same everywhere and every day (capability "clock"): the clock shows `spec.clock` when the first command starts, and runs
+    on from there; times of files go with it; programs see ceil(`limits.cpus`) processors, and none is pinned to one. That is a
+    library in every program (infra/box_view.c, with its gaps), which protects nothing: deadlines and all that is measured out
+    here use the host's clock. Also time zone UTC, locale C.UTF-8, hash seed 0, umask, host name, user, paths. Not the same:
+    fractions of a second, memory addresses, pids, inode numbers, the scheduling of threads, the kernel and its /proc.
     """
 
     def __init__(self, backend: Backend, spec: SandboxSpec, box_id: str) -> None:
@@ -113,6 +134,8 @@ class Box(ABC):
         self._frozen = self._destroyed = self._removed = False
         self._lost: str | None = None
         self._born = time.monotonic()
+        self._began: float | None = None
+        """The host's time at which the box's clock began."""
         self.shells: set[BoxShell] = set()
         self.companions: dict[str, Companion] = {}
         self._bury: Callable[[Box], Awaitable[None]] = Box.remove
@@ -181,6 +204,15 @@ class Box(ABC):
         self.spec, self._born, self._bury = spec, time.monotonic(), bury
         for companion in self.companions.values():
             companion.box.hand_out(companion_spec(companion.spec, spec), Box.remove)
+
+    def rewind(self) -> None:
+        self._began = None
+
+    def view(self) -> tuple[int, int]:
+        """Soft and hard RLIMIT_LOCKS of a command: they show it processors and the box's clock, which the first call starts."""
+        if self._began is None:
+            self._began = time.clock_gettime(time.CLOCK_REALTIME)
+        return box_view.limits(began=self._began, shown=clock(self.spec), cpus=self.spec.limits.cpus)
 
     async def put_files(self, files: Mapping[str, bytes]) -> None:
         for name in files:
@@ -407,6 +439,7 @@ class Backend(ABC):
                 f"limits {limits} cannot be enforced: at least 8 MiB of memory, 1 process, 4 KiB of disk, 0.01 CPU, 1 s of life"
             )
         environment(spec, {})
+        clock(spec)
         try:
             for image in (spec.image, *(one.image for one in spec.services if one.kind != "image")):
                 packages_of(image)

@@ -210,6 +210,7 @@ class BubblewrapBox(Box):
         def launch() -> None:
             message = {
                 "op": "shell", "argv": shell_agent.ARGV, "env": env, "cwd": cwd, "uid": self._uid, "gid": self._gid,
+                "view": self.view(),
                 "listed": f"{self._group.joins(number)[-1]}/cgroup.procs",
             }  # fmt: skip
             with self._entrances(number) as groups:
@@ -242,6 +243,7 @@ class BubblewrapBox(Box):
             message = {
                 "op": "exec", "argv": request.argv, "env": env, "cwd": self.folder(request), "uid": self._uid,
                 "gid": self._gid, "cap": request.max_output_bytes, "seconds": request.deadline_seconds, "script": "",
+                "view": self.view(),
             }  # fmt: skip
             with self._entrances(number) as groups:
                 descriptors = [write_end, stdin, *self._spaces(), *groups]

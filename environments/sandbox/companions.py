@@ -258,7 +258,7 @@ def companion_spec(service: ServiceSpec, box: SandboxSpec) -> SandboxSpec:
     lifetime = box.limits.lifetime_seconds + SPARE_SECONDS
     limits = SandboxLimits(**msgspec.structs.asdict(service.limits), lifetime_seconds=lifetime)
     image = "base" if service.kind == "image" else service.image
-    return SandboxSpec(image=image, env=service.env, limits=limits)
+    return SandboxSpec(image=image, env=service.env, clock=box.clock, limits=limits)
 
 
 def _argv(spec: ServiceSpec) -> tuple[str, ...]:

@@ -146,8 +146,10 @@ class DockerBox(Box):
             self.running -= 1
 
     def command(self, env: Mapping[str, str], argv: Sequence[str]) -> list[str]:
-        """The words by which the engine starts a command with these variables and no others."""
-        return ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in env.items()), *argv]
+        """The words by which the engine starts a command with exactly these variables, and the box's clock and processors."""
+        soft, hard = self.view()
+        view = ["/usr/bin/prlimit", f"--locks={soft}:{hard}", "--"]
+        return [*view, "/usr/bin/env", "-i", *(f"{key}={value}" for key, value in env.items()), *argv]
 
     async def _serve(self, request: ExecRequest, env: Mapping[str, str], stop: asyncio.Event) -> ExecResult:
         from environments.sandbox.docker_companion import serve

@@ -133,9 +133,7 @@ async def _watch(
 class ImageBox(DockerBox):
     """The container of an image. Its own process is the service."""
 
-    def __init__(
-        self, backend: DockerBackend, spec: SandboxSpec, container: Container, era: int, service: ServiceSpec
-    ) -> None:
+    def __init__(self, backend: DockerBackend, spec: SandboxSpec, container: Container, era: int, service: ServiceSpec) -> None:
         super().__init__(backend, spec, container, era)
         self._service = service
         self._handle = -1

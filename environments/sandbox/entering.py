@@ -36,6 +36,8 @@ DRAIN_SECONDS = 0.2
 BACKSTOP_SECONDS = 5.0
 """The owner enforces deadlines; this much later the middle process kills the command by itself."""
 
+_RLIMIT_LOCKS = 10
+"""Ignored by Linux, inherited by every process: tells the library in every program of a box its clock (infra/box_view.c)."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
 _SECCOMP_MODE_FILTER = 2
 _CAP_VERSION_3 = 0x20080522
@@ -205,6 +207,7 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
         shell_agent.place(descriptors)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+        resource.setrlimit(_RLIMIT_LOCKS, tuple(request["view"]))
         filter_calls(request["calls"])
         if request.get("script"):
             _run(request["script"], request["env"])
@@ -238,6 +241,7 @@ def _execute(argv: list[str], environment: dict[str, str]) -> None:
 def _run(path: str, environment: dict[str, str]) -> None:
     """Run the Python script at `path` in this process as a fresh interpreter would, then end the process."""
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as after an execve
+    _libc.bessemer_view()  # likewise
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -22,6 +22,7 @@ from infra.paths import home
 
 SECONDS = 30.0
 """Deadline of a command that should take moments; generous, for a host that is busy."""
+CLOCK = SandboxSpec().clock
 _LIST = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $f 2>/dev/null; echo; done"
 
 
@@ -38,12 +39,13 @@ class Lab:
         *,
         env: Mapping[str, str] | None = None,
         workdir: str = "/work",
+        clock: str | None = CLOCK,
         services: tuple[ServiceSpec, ...] = (),
         **limits: float,
     ) -> AsyncIterator[Box]:
         """A fresh box, destroyed at the end of the block."""
         held = SandboxLimits(**limits)  # type: ignore[arg-type]
-        spec = SandboxSpec(env=dict(env or {}), workdir=workdir, services=services, limits=held)
+        spec = SandboxSpec(env=dict(env or {}), workdir=workdir, clock=clock, services=services, limits=held)
         box = await self.backend.acquire(spec)
         try:
             yield box
