@@ -79,7 +79,7 @@ class UnitTests(Verifier):
         records, tampering = _read(ran.stdout, nonce, set(settings["expected"]), canary_ids, set(settings["tests"]))
         note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
         if not records and not note:
-            note = f"no record; exit code {ran.exit_code}; {ran.stderr[-300:].decode(errors='replace')}"
+            note = f"no record; exit code {ran.exit_code}; {_ADDRESS.sub('0x0', ran.stderr[-300:].decode(errors='replace'))}"
         return self._verdict(settings, records, note=note, tampering=tampering)
 
     async def _run(

@@ -167,6 +167,16 @@ async def test_program_attempts_score_zero(bubblewrap_backend: SandboxBackend, n
     assert (verdict.score, len(verdict.checks)) == (0.0, 2), verdict.evidence
 
 
+async def test_javascript_finds_the_box_s_clock_and_processors(backend: SandboxBackend) -> None:
+    source = (
+        "const os = require('os'), fs = require('fs');\n"
+        "exports.f = () => [new Date().toISOString().slice(0, 16), fs.statSync('solution.js').mtime.toISOString().slice(0, 16),"
+        " os.cpus().length];"
+    )
+    verdict = await grade(backend, source, javascript([((), ["2025-01-15T12:00", "2025-01-15T12:00", 1])]))
+    assert verdict.passed, verdict.evidence
+
+
 async def test_the_world_of_a_program_is_pinned_and_its_verdict_repeats(bubblewrap_backend: SandboxBackend) -> None:
     source = "import os\nprint(sorted(os.environ), list({'a', 'b', 'c', 'd', 'e'}))"
     posed = problem("p.py", [{"arguments": [], "expected": "?"}], program=True)
