@@ -29,6 +29,7 @@ from data_contracts.records import (
     ProblemsRef,
 )
 from data_contracts.tables import put_manifest, read_problem_set
+from environments.sandbox import require_boxes
 from tasks.batch_plan import BatchPlan
 from tasks.campaign import Stopped
 from tasks.episode import GroupJob
@@ -81,8 +82,8 @@ def rollout(
     """Run `groups` usable groups from `problems` and seal them under the store key `prefix`.
 
     Raises TooManyInfraFailures when more groups than allowed were lost, none is left, or an outage lasts too long,
-    PublishRefused when no replica can serve the version, Stopped soon after `stopping` turned true (finished groups stay for
-    the next run).
+    PublishRefused when no replica can serve the version, CapabilityError before anything starts when the sandbox backend cannot
+    make a problem's boxes, Stopped soon after `stopping` turned true (finished groups stay for the next run).
     """
     todo = read_problem_set(store, problems)
     plan = BatchPlan(
@@ -107,6 +108,7 @@ def rollout(
     ]
     _take_over(plan, jobs, store)
     if not plan.sealable():
+        require_boxes(SandboxConfig.model_validate_json(worker.sandbox), todo)
         _drive(
             config,
             plan,

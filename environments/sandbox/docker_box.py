@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -83,8 +84,10 @@ class DockerBox(Box):
         self._oom_file: Path | None = None
         self.running = 0
         """Commands under way and shells open in this box; the last one to end takes what is left with it."""
-        self._init = 0
+        self.init = 0
         """The container's first process, as a host sees it that it shares with us."""
+        self.relay_process: subprocess.Popen[bytes] | None = None
+        """Of a companion: what passes connections on to it."""
         self._work = -1
         """The work folder, as such a host sees it; -1: files go in and out by commands inside."""
 
@@ -93,7 +96,7 @@ class DockerBox(Box):
         self.container.start()
         about = self._inspect()
         if self._oom_file is not None and about["HostConfig"].get("Runtime") in _SHARED_KERNEL:
-            self._work = docker_files.open_work(self._init, str(self.container.id), self.spec)
+            self._work = docker_files.open_work(self.init, str(self.container.id), self.spec)
 
     def _inspect(self) -> dict[str, Any]:
         """Blocks. The container's attributes, read back from the engine: it runs, and is what was asked for."""
@@ -116,10 +119,10 @@ class DockerBox(Box):
                 "sandbox_backend", f"box {self.id} differs from what was asked: {', '.join(faults)}; it was not handed out"
             )
         # The counter is readable only where engine and worker share a host; the id proves that the pid is the engine's.
-        self._init = int(about["State"]["Pid"])
-        found = oom_file(self._init) if self._init else None
+        self.init = int(about["State"]["Pid"])
+        found = oom_file(self.init) if self.init else None
         self._oom_file = found if found and str(self.container.id) in str(found) else None
-        if self._oom_file and not filtered(self._init) and self._host.runtime is None:
+        if self._oom_file and not filtered(self.init) and self._host.runtime is None:
             raise InfraError("sandbox_backend", f"box {self.id} may make every system call; it was not handed out")
         return about
 
@@ -129,8 +132,7 @@ class DockerBox(Box):
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
         if "=" in request.argv[0]:
             raise InputError(f"{request.argv[0]!r} cannot be a command's name", field="argv", remedy="Run it through sh -c")
-        assignments = [f"{key}={value}" for key, value in env.items()]
-        argv = ["/usr/bin/env", "-i", *assignments, *request.argv]
+        argv = self.command(env, request.argv)
         abort = threading.Event()
         self.running += 1
         running = asyncio.ensure_future(self._host.run(lambda: self._measured(request, argv, abort)))
@@ -143,6 +145,25 @@ class DockerBox(Box):
         finally:
             self.running -= 1
 
+    def command(self, env: Mapping[str, str], argv: Sequence[str]) -> list[str]:
+        """The words by which the engine starts a command with exactly these variables, and the box's clock and processors."""
+        soft, hard = self.view()
+        view = ["/usr/bin/prlimit", f"--locks={soft}:{hard}", "--"]
+        return [*view, "/usr/bin/env", "-i", *(f"{key}={value}" for key, value in env.items()), *argv]
+
+    async def _serve(self, request: ExecRequest, env: Mapping[str, str], stop: asyncio.Event) -> ExecResult:
+        from environments.sandbox.docker_companion import serve
+
+        self.running += 1
+        try:
+            return await serve(self, self._host, request, self.command(env, request.argv), stop)
+        finally:
+            self.running -= 1
+
+    def on_this_host(self) -> bool:
+        """Whether engine, worker and box share a kernel, and this worker may enter what the box is made of."""
+        return self._work >= 0
+
     def _measured(self, request: ExecRequest, argv: list[str], abort: threading.Event) -> ExecResult:
         kills = self.oom_kills()
         code, streams, wall = self._stream(
@@ -153,7 +174,7 @@ class DockerBox(Box):
                 self._expired()
             self.raise_if_gone()
         if code is None or (self.running <= 1 and self._survivors()):
-            self._clear()
+            self.clear()
         if code is None and not abort.is_set():  # late by the command's own doing, not because the engine hung
             self._host.link.require(self._era, f"a command ran in box {self.id}")
         return ExecResult(
@@ -179,7 +200,7 @@ class DockerBox(Box):
         """Run in the box as the policy's user. The deadline counts from the command's start, as `wall` does. Blocks."""
         streams = HeadTail(cap), HeadTail(cap)
         try:
-            run, wrapper, sock = self._begin(argv, cwd, stdin=bool(stdin))
+            run, wrapper, sock = self.begin(argv, cwd, stdin=bool(stdin))
         except CannotStartError as error:
             streams[1].add(f"{error}\n".encode())
             return _Ran(CANNOT_START, streams, 0.0)
@@ -198,7 +219,7 @@ class DockerBox(Box):
             time.sleep(0.005)
         return _Ran(int(code), streams, wall)
 
-    def _begin(self, argv: Sequence[str], cwd: str, *, stdin: bool) -> tuple[str, Any, socket.socket]:
+    def begin(self, argv: Sequence[str], cwd: str, *, stdin: bool) -> tuple[str, Any, socket.socket]:
         """Start a process as the policy's user; its id, the SDK's wrapper, the connection. Raises CannotStartError. Blocks."""
         import docker
 
@@ -221,8 +242,8 @@ class DockerBox(Box):
         return state
 
     async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire:
-        argv = ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in env.items()), *AGENT]
-        opening = asyncio.ensure_future(self._host.run(lambda: self._begin(argv, cwd, stdin=True)))
+        argv = self.command(env, AGENT)
+        opening = asyncio.ensure_future(self._host.run(lambda: self.begin(argv, cwd, stdin=True)))
         try:
             run, wrapper, sock = await asyncio.shield(opening)
         except CannotStartError as error:
@@ -247,13 +268,13 @@ class DockerBox(Box):
                     break
                 time.sleep(0.02)
             else:
-                self._clear()
+                self.clear()
             if self.running <= 0 and not self._destroyed and self._survivors():
-                self._clear()
+                self.clear()
         except docker.errors.NotFound:  # the container is gone, and all with it
             return
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Kill every process of the policy; a box in which that fails is destroyed, and lost by the policy's doing. Blocks."""
         if not self._kill_all():
             with contextlib.suppress(Exception):
@@ -264,14 +285,14 @@ class DockerBox(Box):
         """Whether anything but the container's own processes is left in it. Blocks."""
         if self._oom_file is not None:
             with contextlib.suppress(OSError):
-                return bool(policy_processes(self._oom_file.parent, self._init))
+                return bool(policy_processes(self._oom_file.parent, self.init))
         return len(self.container.top()["Processes"]) > RESERVED_PIDS
 
     def _kill_all(self) -> bool:
         """Kill every process of the policy; True when none is seen any more. Blocks."""
         if self._oom_file is not None:
             with contextlib.suppress(OSError):
-                if kill_policy(self._oom_file.parent, self._init):
+                if kill_policy(self._oom_file.parent, self.init):
                     return True
         for attempt in range(4):
             try:
@@ -370,6 +391,12 @@ class DockerBox(Box):
             if work >= 0:
                 os.close(work)
             remove(self.container)
+            if self.relay_process is not None:  # its line was closed before
+                try:
+                    self.relay_process.wait(5)
+                except subprocess.TimeoutExpired:
+                    self.relay_process.kill()
+                    self.relay_process.wait()
 
         await asyncio.shield(self._host.run(end))
 

@@ -40,7 +40,7 @@ def pump(
     """
     sock.setblocking(False)
     view, buffer = memoryview(stdin), bytearray(early)
-    _demultiplex(buffer, streams)
+    demultiplex(buffer, streams)
     events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stdin else 0)
     quiet_since, done = time.monotonic(), False
     with selectors.DefaultSelector() as selector:
@@ -74,12 +74,12 @@ def pump(
                     if not data:
                         return True
                     buffer += data
-                    _demultiplex(buffer, streams)
+                    demultiplex(buffer, streams)
                     if streams[0].truncated or streams[1].truncated:
                         time.sleep(0.002)  # who floods waits, not the host
 
 
-def _demultiplex(buffer: bytearray, streams: tuple[HeadTail, HeadTail]) -> None:
+def demultiplex(buffer: bytearray, streams: tuple[HeadTail, HeadTail]) -> None:
     """Take whole and partial frames (kind, 0, 0, 0, size) off the front; a partial one is split: memory stays bounded."""
     while len(buffer) > 8:
         kind, size = struct.unpack_from("!BxxxI", buffer)

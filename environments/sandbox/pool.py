@@ -65,6 +65,7 @@ class WarmBackend(Backend):
 
     async def check(self) -> None:
         await self.inner.check()
+        self.capabilities = self.inner.capabilities
 
     def reap(self) -> int:
         return self.inner.reap()
