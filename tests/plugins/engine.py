@@ -59,8 +59,10 @@ class PrivateEngine:
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """It vanishes; its containers live until it is started again."""
+        """It vanishes with its containerd; its containers live until it is started again."""
         self._end(signal.SIGKILL)
+        # Until somebody has waited for the dead containerd, the next engine would take it for alive, by its pid.
+        (self._folder / "exec" / "containerd" / "containerd.pid").unlink()
 
     def pause(self) -> None:
         """It hangs: its socket takes connections that nobody answers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -202,44 +204,49 @@ def test_a_spawner_that_dies_leaves_no_trace_in_the_groups(
 # --------------------------------------------------------------------------------------------------- what a policy may try
 
 FILL = """
-import mmap, os
-for number in range(64):
-    for folder in ("/dev/shm", "/tmp", "."):
-        try:
-            with open(f"{folder}/fill{number}", "wb") as file: file.write(b"x" * (1 << 22))
-        except OSError: pass
-while os.fork() or True:
-    held = bytearray(1 << 26)
-    for place in range(0, len(held), 4096): held[place] = 1
+for folder in ("/dev/shm", "/tmp", "."):
+    try:
+        with open(f"{folder}/fill", "wb") as file:
+            while True: file.write(b"x" * (1 << 20))
+    except OSError: pass
+held = []
+while True: held.append(b"x" * (1 << 24))
 """
 
 
 def bombs_its_box(problem: Problem) -> Policy:
-    return plays(
-        calls("write_file", {"path": "solution.py", "text": FILL}),
-        calls("run_tests", {}),
-        calls("list_files", {}),
-        calls("run_tests", {}),
-        says("Done."),
-    )
+    return plays(calls("write_file", {"path": "solution.py", "text": FILL}), calls("run_tests", {}), says("Done."))
 
 
 def hands_in_a_bomb(problem: Problem) -> Policy:
     return plays(calls("write_file", {"path": "solution.py", "text": FILL}), says("Done."))
 
 
-@pytest.mark.parametrize("backend", ["bubblewrap", "docker"])
-@pytest.mark.parametrize("bomb", [bombs_its_box, hands_in_a_bomb])
-def test_a_policy_that_bombs_when_it_would_be_wrong_gets_what_it_gets_for_being_wrong(
-    backend: str, bomb: Callable[[Problem], Policy], tmp_path: Path, request: pytest.FixtureRequest
+def kills_its_box(problem: Problem) -> Policy:
+    """What it would take is not to be had in a box: the test does it from outside, at its only call of this tool."""
+    return plays(calls("list_files", {}), calls("run_tests", {}), says("Done."))
+
+
+def end_box(box: Box) -> None:
+    if isinstance(box, DockerBox):
+        box.container.kill()
+    elif isinstance(box, BubblewrapBox):
+        os.kill(box.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("bubblewrap", BubblewrapBox), ("docker", DockerBox)])
+def test_a_policy_that_ends_its_box_when_it_would_be_wrong_gets_what_it_gets_for_being_wrong(
+    backend: str, kind: type[Box], strike: Callable[..., None], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(f"{backend}_backend")
-    config = CONFIG.model_copy(update={"group_size": 4})
+    strike(kind, "find .", end_box, delay=0.0)
     problem = roomy(few("code_repair", 1))
-    plain, bombing = Run(tmp_path / "plain", backend), Run(tmp_path / "bombing", backend)
-    (wrong,), (bombed,) = plain(problem, config=config).shards, bombing(problem, bomb, config=config).shards
-    print(bombed.outcomes_G)
-    assert wrong.rewards_G == bombed.rewards_G == (1.0, 0.0, 1.0, 0.0)
-    assert plain.attempts == bombing.attempts == [1] * 4
-    for run, shard in ((plain, wrong), (bombing, bombed)):
-        assert [row.attempt for row in read_telemetry(run.store.get(shard.telemetry_uri))] == [0] * 4
+    outcomes = {}
+    for other in (lambda problem: WRONG, bombs_its_box, hands_in_a_bomb, kills_its_box):
+        run = Run(tmp_path / other.__name__, backend)
+        (shard,) = run(problem, other).shards
+        assert shard.rewards_G == (1.0, 0.0), other.__name__
+        assert run.attempts == [1, 1], "a policy that ends its box gets no second try"
+        assert [row.attempt for row in read_telemetry(run.store.get(shard.telemetry_uri))] == [0, 0]
+        outcomes[other.__name__] = shard.outcomes_G[1]
+    assert outcomes["kills_its_box"] == "policy_failure"
