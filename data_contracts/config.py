@@ -218,6 +218,8 @@ class SandboxConfig(Section):
     """Docker runtime by name, for example runsc or kata."""
     warm: int = Field(default=0, ge=0)
     """Boxes of each kind made ahead and kept ready; a Docker box takes half a second to make, a bubblewrap box some 20 ms."""
+    outage_wait_seconds: float = Field(default=900.0, ge=0)
+    """How long a run waits for a backend that is away (Docker's engine stopped) before it stops and can be resumed."""
 
 
 class DaskConfig(Section):

@@ -5,7 +5,10 @@ Each class is also a fitting standard type, so callers outside Bessemer can catc
 
 from __future__ import annotations
 
-from data_contracts.records import InfraCause
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from data_contracts.records import InfraCause
 
 
 class BessemerError(Exception):

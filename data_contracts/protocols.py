@@ -143,10 +143,17 @@ class Sandbox(Protocol):
     id: str
     spec: SandboxSpec
 
+    @property
+    def services(self) -> Mapping[str, Sandbox]:
+        """Where the companion services of this box run, by name: for environments and verifiers, never for the policy."""
+
     async def exec(self, request: ExecRequest) -> ExecResult: ...
 
     async def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Shell:
         """Open a session in `cwd` (relative to workdir) with `env` on top of the box's variables."""
+
+    def rewind(self) -> None:
+        """The next command or shell finds the clock at `spec.clock` again, as the first one did."""
 
     async def put_files(self, files: Mapping[str, bytes]) -> None:
         """Write regular files (relative to workdir, no "..", no links followed), creating folders."""
@@ -172,6 +179,10 @@ class SandboxBackend(Protocol):
 
     async def acquire(self, spec: SandboxSpec) -> Sandbox:
         """A fresh box. Raises CapabilityError for unmet `spec.needs`, InfraError for backend faults."""
+
+    async def era(self) -> int:
+        """A number that changes when what makes the boxes was away: boxes of an earlier era may have ended with it, through
+        nobody's fault inside. Raises InfraError("sandbox_unreachable") with the remedy while it is away."""
 
     async def close(self) -> None:
         """Destroy every box this backend still owns."""

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from data_contracts.services import ServiceSpec, check_services
+
 SCHEMA_VERSION = 1
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -34,6 +36,7 @@ InfraCause = Literal[
     "node_lost",
     "image_missing",
     "sandbox_backend",
+    "sandbox_unreachable",  # what makes the boxes was away: waited for, not counted as one of a group's retries
     "host_out_of_memory",
     "queue_deadline",
     "sampling_deadline",
@@ -122,9 +125,16 @@ class SandboxSpec(Record, frozen=True, kw_only=True):
     image: str = "base"
     workdir: str = "/work"
     env: dict[str, str] = {}
+    clock: str | None = "2025-01-15T12:00:00Z"
+    """Date and time, with its zone, that the box's first command finds; from there the clock runs on. None: the right time."""
     limits: SandboxLimits = SandboxLimits()
     needs: tuple[str, ...] = ()
     """Capability flags checked before a run starts, for example "exec", "files", "freeze", "services"."""
+    services: tuple[ServiceSpec, ...] = ()
+    """Companions that run beside the box, made with it and destroyed with it; they need the capability "services"."""
+
+    def __post_init__(self) -> None:
+        check_services(self.services)
 
 
 class EnvironmentSpec(Record, frozen=True, kw_only=True):

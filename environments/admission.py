@@ -1,7 +1,8 @@
 """Admission of a domain: what must hold before its rewards may train anything (`bessemer domains check`).
 
 Its oracle scores 1, a no-op and a random policy at most its declared floor, every exploit 0, two runs give equal verdicts,
-recovery after malformed calls works where the domain ships such a policy, and its problems validate. No model is involved:
+recovery after malformed calls works where the domain ships such a policy, and its problems validate: none has empty criteria or
+pays for doing nothing (Verifier.check). No model is involved:
 scripted policies drive the same environment and verifier as a rollout does. What this cannot show is that the exploit pack
 is complete.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import islice
 
 import jsonschema
@@ -19,7 +21,7 @@ from data_contracts.errors import InputError
 from data_contracts.protocols import SandboxBackend, to_json
 from data_contracts.records import Problem, Record, Split, TrustLevel
 from environments.base import Domain, Policy
-from environments.registry import verifier
+from environments.registry import check_grading, verifier
 from environments.scripted import ScriptedEpisode, random_policy, run_scripted
 
 
@@ -66,7 +68,11 @@ async def check_domain(
 
     async def play(check: str, expected: str, policy: Callable[[Problem], Policy], fits: Callable[[list[float]], bool]) -> None:
         runs = (run_scripted(domain, problem, policy(problem), backend=backend) for problem in chosen)
-        episodes = await asyncio.gather(*runs)
+        try:
+            episodes = await asyncio.gather(*runs)
+        except InputError as error:  # a problem that cannot be graded, as "problems validate" says, too
+            rows.append(AdmissionRow(check=check, expected=expected, ok=False, detail=str(error)))
+            return
         scores = [episode.score for episode in episodes]
         ok = bool(scores) and fits(scores)
         detail = "" if ok else _explain(episodes)
@@ -79,11 +85,17 @@ async def check_domain(
     recovering = getattr(domain, "recovering", None)
     if recovering is not None:
         await play("recovers after errors", "1 on every problem", recovering, lambda scores: min(scores) >= 1.0 - 1e-9)
-    await play("no-op", f"at most {domain.floor:g} on average", domain.noop, at_most_floor)
+    await play(
+        "no-op",
+        f"at most {domain.floor:g} on average, never 1",
+        domain.noop,
+        lambda scores: at_most_floor(scores) and max(scores) < 1.0 - 1e-9,
+    )
     await play("random", f"at most {domain.floor:g} on average", lambda p: random_policy(p, seed=seed), at_most_floor)
     for exploit in domain.exploits():
         await play(f"exploit {exploit.name}", "0 on every problem", exploit.policy, lambda scores: max(scores) <= 0.0)
-    rows.append(await _repeat(domain, chosen[:2], backend=backend))
+    if rows[1].scores:
+        rows.append(await _repeat(domain, chosen[:2], backend=backend))
     trust = tuple(sorted({problem.verifier.trust for problem in chosen}))
     return AdmissionReport(domain=domain.name, level=level, trust=trust, problems=len(chosen), rows=tuple(rows))
 
@@ -135,13 +147,22 @@ def _faults(domain: Domain, problem: Problem, split: Split) -> Iterator[str]:
     if msgspec.json.decode(to_json(problem), type=Problem) != problem:
         yield "does not survive JSON (tuples or non-string keys in settings or metadata?)"
     try:
-        kind = verifier(problem.verifier.kind).kind
+        judge = verifier(problem.verifier.kind)
+        judge.check(problem)
+        kind = judge.kind
         if kind != problem.verifier.kind and ":" not in problem.verifier.kind:
             yield f"verifier '{problem.verifier.kind}' calls itself '{kind}'"
         for tool in problem.tools:
-            jsonschema.Draft202012Validator.check_schema(tool.parameters)
+            _check_schema(to_json(tool.parameters))
+        check_grading(problem)
     except (InputError, jsonschema.SchemaError) as error:
         yield str(error).splitlines()[0]
+
+
+@cache
+def _check_schema(parameters: bytes) -> None:
+    """Raises SchemaError. Once for all problems that offer one tool: it costs milliseconds."""
+    jsonschema.Draft202012Validator.check_schema(msgspec.json.decode(parameters))
 
 
 def _explain(episodes: list[ScriptedEpisode]) -> str:

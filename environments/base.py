@@ -105,12 +105,26 @@ class Verifier(ABC):
     kind: ClassVar[str]
     reads: ClassVar[tuple[str, ...]] = ()
     """Keys of `Collected.state` without which nothing can be graded: `regrade` names the one that was not stored."""
+    opinion: ClassVar[bool] = False
+    """A graded opinion (a judge) and not a fact: by default never the only component (verifiers/composite.py)."""
 
     def check(self, problem: Problem) -> None:  # noqa: B027  a verifier without settings has nothing to check
         """Raises InputError (with the field) for a problem that this verifier could not grade, or would pass without cause.
 
         Called for problems from outside before anything starts: afterwards a mistake costs a rollout to find.
         """
+
+    def check_part(self, problem: Problem) -> None:
+        """As `check`, where other verifiers stand beside this one (verifiers/composite.py)."""
+        self.check(problem)
+
+    def passes_untouched(self, problem: Problem) -> bool:
+        """Whether an episode passes that calls nothing and answers nothing: such a verifier may hold others back, never pay."""
+        return False
+
+    def needs(self, problem: Problem) -> tuple[str, ...]:
+        """`reads`, for this problem."""
+        return self.reads
 
     @abstractmethod
     async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
@@ -134,6 +148,8 @@ class Domain(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    family: ClassVar[str] = ""
+    """The kind of work that this domain is an instance of, for lists."""
     levels: ClassVar[Mapping[str, str]] = {"default": "the only level"}
     floor: ClassVar[float] = 0.0
     """The mean score that a no-op or random policy may reach."""

@@ -13,7 +13,7 @@ import importlib
 from functools import cache
 from importlib.metadata import entry_points
 
-from data_contracts.errors import ConfigError
+from data_contracts.errors import ConfigError, InputError
 from data_contracts.records import Problem
 from environments.base import Domain, Verifier
 
@@ -23,11 +23,15 @@ DOMAINS = {
     "code": "environments.domains.code:Code",
     "code_repair": "environments.domains.code_repair:CodeRepair",
     "echo": "environments.domains.echo:Echo",
+    "orders": "environments.domains.orders:Orders",
 }
 VERIFIERS = {
+    "business_rules": "environments.verifiers.business_rules:BusinessRules",
+    "composite": "environments.verifiers.composite:Composite",
     "exact_answer": "environments.verifiers.exact_answer:ExactAnswer",
     "function_cases": "environments.verifiers.function_cases:FunctionCases",
     "proxied": "environments.verifiers.proxied:Proxied",
+    "state_comparison": "environments.verifiers.state_comparison:StateComparison",
     "unit_tests": "environments.verifiers.unit_tests:UnitTests",
 }
 
@@ -64,6 +68,17 @@ def verifier(kind: str) -> Verifier:
     if not (isinstance(found, type) and issubclass(found, Verifier)):
         raise ConfigError(f"verifier '{kind}' is {found!r}, expected a subclass of environments.base.Verifier", field="kind")
     return found()
+
+
+def check_grading(problem: Problem) -> None:
+    """Raises InputError for a problem that its verifier could not grade, would pass without cause, or by an opinion alone."""
+    judge = verifier(problem.verifier.kind)
+    if judge.opinion:
+        raise InputError(
+            f"'{judge.kind}' is an opinion, and nothing else is checked", field="verifier.kind",
+            remedy="Make it a part of a 'composite' beside a verifier of facts",
+        )  # fmt: skip
+    judge.check(problem)
 
 
 def _targets(group: str, built_in: dict[str, str]) -> dict[str, str]:

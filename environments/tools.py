@@ -16,7 +16,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jsonschema
 import msgspec
@@ -44,10 +44,10 @@ class Tool:
     run: Callable[[dict[str, Any]], Awaitable[Any]]
 
 
-def check_arguments(spec: ToolSpec, arguments: str) -> dict[str, Any]:
+def check_arguments(spec: ToolSpec, arguments: str, *, most: int = MAX_ARGUMENT_CHARS) -> dict[str, Any]:
     """The arguments of one call, or ToolError saying which one is wrong and what was expected."""
-    if len(arguments) > MAX_ARGUMENT_CHARS:
-        raise ToolError(f"arguments have {len(arguments)} characters, at most {MAX_ARGUMENT_CHARS} are read")
+    if len(arguments) > most:
+        raise ToolError(f"arguments have {len(arguments)} characters, at most {most} are read")
     if _depth(arguments) > MAX_DEPTH:
         raise ToolError(f"arguments are nested more than {MAX_DEPTH} levels deep")
     try:
@@ -72,6 +72,8 @@ def _depth(text: str) -> int:
 
 class ToolEnvironment(Environment):
     """A world that is acted on through tools; subclasses name the tools and add resources."""
+
+    max_argument_chars: ClassVar[int] = MAX_ARGUMENT_CHARS
 
     def __init__(self, problem: Problem, context: EnvironmentContext) -> None:
         super().__init__(problem, context)
@@ -121,7 +123,7 @@ class ToolEnvironment(Environment):
         noted: dict[str, Any] = {}
         try:
             tool = self._known(call.name)
-            arguments = check_arguments(tool.spec, call.arguments)
+            arguments = check_arguments(tool.spec, call.arguments, most=self.max_argument_chars)
             answer = {"status": "ok", "result": await tool.run(arguments)}
             noted = self.note(call.name, arguments)
         except ToolError as error:

@@ -39,6 +39,7 @@ class Watcher:
     on_progress: Callable[[str, int, int, int], None] = lambda stage, done, wanted, tokens: None
     on_report: Callable[[int, Any], None] = lambda iteration, report: None
     on_links: Callable[[dict[str, str]], None] = lambda links: None
+    on_wait: Callable[[str], None] = lambda message: None
     error: BaseException | None = None
 
 
@@ -137,7 +138,9 @@ def _advance(
     places = addresses(profile)
     store = open_store(store_url(profile.stack.store))
     observer = Observer(campaign=campaign, watcher=watcher)
-    with open_services(profile, campaign, places, store=store, on_progress=observer.on_progress) as services:
+    with open_services(
+        profile, campaign, places, store=store, on_progress=observer.on_progress, on_wait=observer.on_wait
+    ) as services:
         log = open_or_create(store, campaign, profile.campaign, services.base)
         remember_origin(store, campaign, Origin(profile=profile_name, overrides=tuple(overrides)))
         state = log.state()

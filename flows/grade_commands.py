@@ -49,9 +49,12 @@ def grade(
     problem: Annotated[str | None, typer.Option("--problem", help="Its id.")] = None,
     solution: Annotated[Path | None, typer.Option("--solution", help="A file, or a folder with the collected files.")] = None,
     answer: Annotated[str | None, typer.Option("--answer", help="The policy's final message.")] = None,
+    calls: Annotated[
+        Path | None, typer.Option("--calls", help='Tool calls before --answer: a JSON file with [{"name", "arguments"}, ...].')
+    ] = None,
     problems: ProblemsFile = None,
     solutions: Annotated[
-        Path | None, typer.Option("--solutions", help='JSON lines of {"problem_id", "solution": text or {name: text}}.')
+        Path | None, typer.Option("--solutions", help='JSON lines of {"problem_id", "solution": text, {name: text} or calls}.')
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the domain's problems, when the id is not found.")] = 0,
     seconds: Seconds = 60.0,
@@ -59,30 +62,30 @@ def grade(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Grade one candidate (--problem with --solution or --answer), or a file of them (--solutions), without a model."""
+    """Grade one candidate (--problem with --solution, --answer or --calls), or a file of them (--solutions). No model."""
     import asyncio
 
     from data_contracts.errors import InputError
 
     if solutions is not None:
-        if solution or answer is not None or problem:
+        if solution or answer is not None or problem or calls:
             raise InputError(
-                "--solutions grades a batch", field="solutions", remedy="Leave --problem, --solution and --answer out"
+                "--solutions grades a batch", field="solutions", remedy="Leave --problem, --solution, --calls and --answer out"
             )
         config = _sandbox(profile, overrides)
         good = asyncio.run(
             _grade_batch(domain, problems, solutions, config=config, seed=seed, seconds=seconds, as_json=as_json)
         )
     else:
-        if problem is None or (solution is None) == (answer is None):
+        if problem is None or (solution is None) == (answer is None and calls is None):
             raise InputError(
                 "say what to grade",
                 field="problem",
-                remedy="Give --problem ID and one of --solution and --answer, or --solutions FILE",
+                remedy="Give --problem ID and one of --solution and --answer (or --calls), or --solutions FILE",
             )
         posed = _one_problem(domain, problems, problem, seed=seed)
         config = _sandbox(profile, overrides)
-        good = asyncio.run(_grade_one(posed, solution, answer, config=config, seconds=seconds, as_json=as_json))
+        good = asyncio.run(_grade_one(posed, solution, answer, calls, config=config, seconds=seconds, as_json=as_json))
     if not good:
         raise typer.Exit(2)
 
@@ -143,12 +146,23 @@ def regrade(
 
 
 async def _grade_one(
-    posed: Problem, path: Path | None, answer: str | None, *, config: SandboxConfig, seconds: float, as_json: bool
+    posed: Problem,
+    path: Path | None,
+    answer: str | None,
+    calls: Path | None,
+    *,
+    config: SandboxConfig,
+    seconds: float,
+    as_json: bool,
 ) -> bool:
     from tasks.grade import Boxes, grade
-    from tasks.grade_inputs import read_solution
+    from tasks.grade_inputs import read_calls, read_solution
 
-    solution: Solution = answer if answer is not None else read_solution(path, posed) if path else ""
+    solution: Solution = answer or ""
+    if calls is not None:
+        solution = read_calls(calls, posed, answer=answer)
+    elif path is not None:
+        solution = read_solution(path, posed)
     boxes = Boxes(_backend(config))
     try:
         row = await grade(posed, solution, backend=boxes, seconds=seconds)

@@ -62,6 +62,17 @@ class Observer:
         self._watcher.on_progress(stage, done, wanted, tokens)
         self._bar(stage, done).set(done, wanted)
 
+    def on_wait(self, message: str) -> None:
+        """A stage waits for something that is away: to its own run's log, where people look, and to the CLI."""
+        from prefect.exceptions import MissingContextError
+        from prefect.logging import get_run_logger
+
+        self._watcher.on_wait(message)
+        try:
+            get_run_logger().warning(message)
+        except MissingContextError:
+            _LOG.warning(message)
+
     def on_event(self, watch: CampaignWatch) -> Callable[[Entry, CampaignState], None]:
         """`tasks.campaign.OnEvent`: tracking first, then the CLI."""
 

@@ -122,11 +122,11 @@ def domain_table(names: list[str]) -> RenderableType:
     from environments.registry import domain, domain_names
 
     table = Table(box=None, pad_edge=False)
-    for column in ("domain", "levels", "summary"):
+    for column in ("domain", "family", "levels", "summary"):
         table.add_column(column)
     for name in names or domain_names():
         found = domain(name)
-        table.add_row(name, ", ".join(found.levels), Text(found.summary))
+        table.add_row(name, found.family or "-", ", ".join(found.levels), Text(found.summary))
     return table
 
 

@@ -108,7 +108,13 @@ def _advance(
 ) -> tuple[Any, BaseException | None]:
     from flows.campaign import Watcher, advance, watching
 
-    watcher = Watcher(on_event=view.on_event, on_progress=view.on_progress, on_report=view.on_report, on_links=view.on_links)
+    watcher = Watcher(
+        on_event=view.on_event,
+        on_progress=view.on_progress,
+        on_report=view.on_report,
+        on_links=view.on_links,
+        on_wait=view.line,
+    )
     live = Live(view, console=view.console, refresh_per_second=4, transient=True)
     with watching(watcher), live if view.console.is_terminal else _Plain():
         final = advance(

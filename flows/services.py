@@ -6,6 +6,7 @@ Heavy imports happen when a part is opened; nothing is contacted before it is us
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -19,8 +20,11 @@ from flows.stack import FAKE, LOCAL, SCRIPTED, Addresses
 
 if TYPE_CHECKING:
     from tasks.group_pool import GroupPool
+    from tasks.rollout import OnWait
     from tasks.runtime import WorkerSpec
     from tasks.stages import LoopStages, OnProgress
+
+_LOG = logging.getLogger("prefect.bessemer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,13 @@ class Services:
 
 @contextmanager
 def open_services(
-    profile: Profile, campaign: str, addresses: Addresses, *, store: Store, on_progress: OnProgress
+    profile: Profile,
+    campaign: str,
+    addresses: Addresses,
+    *,
+    store: Store,
+    on_progress: OnProgress,
+    on_wait: OnWait = _LOG.warning,
 ) -> Iterator[Services]:
     """Everything one advance of `campaign` needs; closed at the end of the block."""
     from infra.paths import home
@@ -61,6 +71,7 @@ def open_services(
         worker=_worker(profile, campaign, addresses, store, folder),
         docs_folder=docs_folder(campaign),
         on_progress=on_progress,
+        on_wait=on_wait,
     )
     tracker = open_tracker(addresses.mlflow, profile.campaign.track, home())
     with closing(stages):

@@ -1,12 +1,13 @@
 """The one root file system that every sandbox backend uses, and the host tools that the sandboxes need.
 
-Contract: `ensure_rootfs` answers the path of an unpacked, never-changed Debian tree (minbase, python3, pytest) below
-`cache()/rootfs/<variant>-<digest>`; the digest is that of the recipe (release, architecture, packages, fix-ups). It is built
-aside and renamed, so a reader sees a whole tree or none; two builders wait for each other. `ensure_image` gives the same tree
-to Docker as `bessemer-sandbox:<variant>-<digest>`. A variant is a name of VARIANTS, and "name,package,package" adds packages
-of Debian to one, so that a domain declares what its boxes need without a line of code here. Mirrors are the host's own apt
-sources: no host name is written here. Gaps: only Debian-like hosts can build; elsewhere copy a built tree into the cache, or
-set the image up with infra/docker/Dockerfile.sandbox. The packages' versions are the mirror's of the day.
+Contract: `ensure_rootfs` answers the path of an unpacked, never-changed Debian tree (minbase, python3, pytest, the library of
+box_view.c) below `cache()/rootfs/<variant>-<digest>`; the digest is that of the recipe (release, architecture, packages,
+library, fix-ups). It is built aside and renamed, so a reader sees a whole tree or none; two builders wait for each other.
+`ensure_image` gives the same tree to Docker as `bessemer-sandbox:<variant>-<digest>`. A variant is a name of VARIANTS, and
+"name,package,package" adds packages of Debian to one, so that a domain declares what its boxes need without a line of code
+here. Mirrors are the host's own apt sources: no host name is written here. Gaps: only Debian-like hosts can build; elsewhere
+copy a built tree into the cache, or set the image up with infra/docker/Dockerfile.sandbox. The packages' versions are the
+mirror's of the day.
 
     python -m infra.rootfs             # tools for bubblewrap (apt, where root may) and the tree
     python -m infra.rootfs --docker    # also Docker's engine and the image
@@ -21,6 +22,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -35,13 +37,14 @@ import httpx
 from filelock import FileLock
 
 from data_contracts.errors import InfraError, MissingRequirement
+from infra import box_view
 from infra.apt import apt_sources, install, release
 from infra.docker_engine import engine_client, ensure_dockerd
 from infra.paths import cache
 
 Progress = Callable[[str], None]
 
-RECIPE = 1
+RECIPE = 2
 """Raise it when the fix-ups below change: the digest changes, and the tree is built anew."""
 VARIANTS: dict[str, tuple[str, ...]] = {
     "base": ("python3", "python3-pytest"),
@@ -52,6 +55,8 @@ _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{1,60}")
 BOX_UID = 1000
 FOLDERS = ("work", "workspace", "testbed", "app", "home/box")
 """Empty folders in the tree: the possible work folders of a box."""
+_VIEW = (box_view.SOURCE, Path(box_view.__file__))
+"""What is compiled into the tree, and how."""
 _UNWANTED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/lintian", "var/cache/apt")
 
 
@@ -72,7 +77,8 @@ def packages_of(variant: str) -> tuple[str, ...]:
 
 def digest(variant: str) -> str:
     """Twelve hex digits that name the recipe of `variant` on this host. Raises MissingRequirement for an undeclared one."""
-    recipe = [RECIPE, release(), platform.machine(), packages_of(variant), FOLDERS, BOX_UID]
+    view = [hashlib.sha256(path.read_bytes()).hexdigest() for path in _VIEW]
+    recipe = [RECIPE, release(), platform.machine(), packages_of(variant), FOLDERS, BOX_UID, view]
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
 
 
@@ -138,15 +144,19 @@ def ensure_image(variant: str = "base", *, progress: Progress = silent) -> str:
 def _bootstrap(tree: Path, packages: tuple[str, ...], *, log: Path) -> None:
     sources = apt_sources()
     root = os.geteuid() == 0
-    include = ",".join(packages)
+    include = ",".join(dict.fromkeys((*packages, box_view.COMPILER)))
+    after = [["python3", f"/{_VIEW[1].name}"], ["rm", *(f"/{path.name}" for path in _VIEW)]]
+    after += [] if box_view.COMPILER in packages else [["dpkg", "--purge", box_view.COMPILER]]
     if shutil.which("mmdebstrap"):
         lines = "".join(f"{line}\n" for line in sources.lines)
         mode = "root" if root else "unshare"
         command = ["mmdebstrap", f"--mode={mode}", "--variant=minbase", f"--include={include}", "--format=directory"]
         command += [f"--aptopt={option}" for option in sources.proxies]
         command += [f"--dpkgopt=path-exclude=/{folder}/*" for folder in _UNWANTED if folder.startswith("usr/")]
+        command += [f"--customize-hook=upload {shlex.quote(str(path))} /{path.name}" for path in _VIEW]
+        command += [f'--customize-hook=chroot "$1" {" ".join(words)}' for words in after]
         command += [sources.suite, str(tree), "-"]
-        command_input = lines
+        command_input, after = lines, []
     elif shutil.which("debootstrap") and root:
         command = ["debootstrap", "--variant=minbase", f"--include={include}", sources.suite, str(tree), sources.mirror]
         command_input = ""
@@ -169,6 +179,12 @@ def _bootstrap(tree: Path, packages: tuple[str, ...], *, log: Path) -> None:
             f"'{' '.join(command[:2])} ...' ended with {done.returncode} (log: {log}): {tail}\nCheck that `apt-get update`"
             " works on this host, then run: python -m infra.rootfs",
         )
+    for path in _VIEW if after else ():
+        shutil.copy(path, tree)
+    for words in after:
+        ended = subprocess.run(["chroot", str(tree), *words], capture_output=True, text=True, check=False, env=environment)
+        if ended.returncode != 0:
+            raise InfraError("image_missing", f"'{' '.join(words)}' in {tree} ended with {ended.returncode}: {ended.stderr}")
 
 
 def _fix_up(tree: Path) -> None:

@@ -205,8 +205,8 @@ async def _close(environment: Environment) -> None:
     """What cannot be cleaned up is reported and left to the reaper; it never changes a result."""
     try:
         await _within(environment.close(), STEP_SLACK_SECONDS, "sandbox_backend", "closing the environment")
-    except (InfraError, SandboxLost):
-        _LOG.exception("an environment of %s was not closed in good order", environment.problem.id)
+    except (InfraError, SandboxLost) as error:
+        _LOG.warning("an environment of %s was not closed in good order: %s", environment.problem.id, error)
 
 
 async def _sample_turn(job: GroupJob, episode_id: str, index: int, room: int, runtime: Runtime, trace: _Trace) -> Turn:

@@ -6,6 +6,7 @@ attempt was lost to infrastructure are left out of the means and show in the epi
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -19,9 +20,11 @@ from data_contracts.tables import digest, put_problems, read_manifest, read_shar
 from models.rewards import score_group
 from tasks.curate import heldout
 from tasks.group_pool import GroupPool
-from tasks.rollout import OnProgress, Serving, rollout
+from tasks.rollout import OnProgress, OnWait, Serving, rollout
 from tasks.runtime import WorkerSpec
 from tasks.statistics import bootstrap_mean
+
+_LOG = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -34,6 +37,7 @@ def evaluate(
     store: Store,
     stopping: Callable[[], bool] = lambda: False,
     on_progress: OnProgress = lambda finished, wanted, tokens: None,
+    on_wait: OnWait = _LOG.warning,
 ) -> EvalRef:
     """Attempt every held-out problem `config.evaluate.samples` times. Raises as `rollout` does."""
     version = serving.checkpoint.version
@@ -61,6 +65,7 @@ def evaluate(
         keep_equal=True,
         stopping=stopping,
         on_progress=on_progress,
+        on_wait=on_wait,
     )
     report = summarise(config, episodes, campaign=campaign, version=version, store=store)
     data = to_json(report)

@@ -1,14 +1,15 @@
 """Grade: one candidate, or many, by a problem's verifier in the configured sandbox. No model, no campaign, no store.
 
-A solution is files or an answer. Files go to the verifier as if they had been collected from a frozen box: only names that the
-problem declares, regular files only, under its byte cap. An answer is the policy's final message, played through the domain's
-environment (so that what the environment takes out of a message is graded, too). In a solutions file a plain text is the file
-where the problem collects exactly one, else an answer. The outcomes are those of an episode: `scored`, `policy_failure` (reward
-0), `infra_failure` (no reward); `invalid` is a row that could not be graded as it was written. The reward is the verifier's
-score; a campaign's own components are the business of `regrade`.
+A solution is files, an answer, or tool calls. Files go to the verifier as if they had been collected from a frozen box: only
+names that the problem declares, regular files only, under its byte cap. An answer is the policy's final message, played
+through the domain's environment (so that what the environment takes out of a message is graded, too). Tool calls are played
+through the environment in one message, in their order, before the answer; its budgets and its audit log are those of an
+episode. In a solutions file a plain text is the file where the problem collects exactly one, else an answer. The outcomes are
+those of an episode: `scored`, `policy_failure` (reward 0), `infra_failure` (no reward); `invalid` is a row that could not be
+graded as it was written. The reward is the verifier's score; a campaign's own components are the business of `regrade`.
 
-Gap: problems that live from their environment's audit log (state, tool calls) cannot be graded from files; give an answer, or
-run `bessemer domains check`.
+Gap: calls are fixed beforehand, so a solution cannot react to what a tool answers; a policy that does is a domain's oracle, and
+`bessemer domains check` runs it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Literal, TypeVar
 
 from data_contracts.errors import CapabilityError, InfraError, InputError, MissingRequirement, SandboxLost
 from data_contracts.protocols import Sandbox, SandboxBackend
-from data_contracts.records import Artifact, Outcome, Problem, Record, SandboxSpec, TrustLevel, Verdict
+from data_contracts.records import Artifact, Message, Outcome, Problem, Record, SandboxSpec, ToolCall, TrustLevel, Verdict
 from environments.base import Acquire, Collected
 from environments.registry import domain_of, verifier
 from environments.sandbox.files import artifact, check_name
@@ -29,7 +30,16 @@ from environments.scripted import plays, run_scripted, says
 DEADLINE_SECONDS = 60.0
 QUEUE_SECONDS = 600.0
 """What one grading may wait for its turn and its box, on top of its own deadline."""
-Solution = str | Mapping[str, bytes]
+
+
+class Played(Record, frozen=True, kw_only=True):
+    """Tool calls in order, arguments as a policy would write them (JSON), and the final message after them."""
+
+    calls: tuple[tuple[str, str], ...]
+    answer: str = ""
+
+
+Solution = str | Mapping[str, bytes] | Played
 T = TypeVar("T")
 
 
@@ -73,6 +83,9 @@ class Boxes:
     async def close(self) -> None:
         await self.backend.close()
 
+    async def era(self) -> int:
+        return await self.backend.era()
+
     def reap(self) -> int:
         return self.backend.reap()
 
@@ -89,16 +102,16 @@ async def verify(problem: Problem, collected: Collected, *, acquire: Acquire, se
 
 
 async def grade(problem: Problem, solution: Solution, *, backend: SandboxBackend, seconds: float = DEADLINE_SECONDS) -> Graded:
-    """One solution: a text is the policy's final message, a mapping the collected files.
+    """One solution: a text is the policy's final message, a mapping the collected files, `Played` calls and a message.
 
-    Raises InputError for files that do not fit the problem, MissingRequirement and CapabilityError for the host and the
-    backend; all else is in the result.
+    Raises InputError for files or calls that do not fit the problem, MissingRequirement and CapabilityError for the host and
+    the backend; all else is in the result.
     """
     try:
-        if not isinstance(solution, str):
+        if isinstance(solution, Mapping):
             found = await verify(problem, collected(problem, solution), acquire=backend.acquire, seconds=seconds)
         else:
-            policy, domain = plays(says(solution)), domain_of(problem)
+            policy, domain = plays(*_messages(problem, solution)), domain_of(problem)
             played = await _timed(
                 run_scripted(domain, problem, policy, backend=backend, deadline_seconds=seconds), seconds, problem.id
             )
@@ -110,6 +123,20 @@ async def grade(problem: Problem, solution: Solution, *, backend: SandboxBackend
     except InfraError as error:
         return _failed(problem, "infra_failure", str(error))
     return graded(problem, found)
+
+
+def _messages(problem: Problem, solution: str | Played) -> tuple[Message, ...]:
+    """What the policy says. Raises InputError for calls to a problem without tools."""
+    if isinstance(solution, str):
+        return (says(solution),)
+    if not problem.tools:
+        raise InputError(
+            f"problem {problem.id} has no tools to call", field="solution", remedy="Give an answer, or the files it collects"
+        )
+    made = tuple(
+        ToolCall(call_id=f"call_{number}", name=name, arguments=text) for number, (name, text) in enumerate(solution.calls)
+    )
+    return (Message(role="assistant", content="", tool_calls=made), says(solution.answer)) if made else (says(solution.answer),)
 
 
 async def _timed(work: Awaitable[T], seconds: float, what: str) -> T:

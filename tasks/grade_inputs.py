@@ -1,15 +1,17 @@
 """What `bessemer grade` grades, read from outside: solutions in JSON lines, files and folders, problems by their id.
 
-A row of a solutions file is {"problem_id", "solution"}, the solution being text or {file name: text}. A bad row never stops the
+A row of a solutions file is {"problem_id", "solution"}, the solution being text, {file name: text}, or a list of tool calls
+[{"name", "arguments": object or text}, ...], beside which "answer" is the final message. A bad row never stops the
 others: it becomes an `invalid` result whose evidence names file, row, field and remedy. Blank lines are passed over.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,18 +19,26 @@ from data_contracts.errors import InputError
 from data_contracts.records import Problem, Record, Split
 from environments.base import Domain
 from environments.sandbox.files import read_files
-from tasks.grade import Graded, Solution, as_solution, collected, invalid
+from tasks.grade import Graded, Played, Solution, as_solution, collected, invalid
 
 MAX_SEARCHED = 50_000
 """Problems of one stream that are looked at for an id."""
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 
+class CallRow(Record, frozen=True, kw_only=True):
+    """One tool call; a text as arguments is what the policy would have written, well-formed or not."""
+
+    name: str
+    arguments: dict[str, Any] | str
+
+
 class SolutionRow(Record, frozen=True, kw_only=True):
-    """One line of a solutions file."""
+    """One line of a solutions file; `answer` only beside a list of calls."""
 
     problem_id: str
-    solution: str | dict[str, str]
+    solution: str | dict[str, str] | list[CallRow]
+    answer: str | None = None
 
 
 def read_solutions(
@@ -55,11 +65,37 @@ def _job(decoder: msgspec.json.Decoder[SolutionRow], line: bytes, problems: Mapp
     if problem is None:
         remedy = f"Known are {_some(problems)}"
         raise InputError(f"there is no problem '{entry.problem_id[:80]}'", field="problem_id", remedy=remedy)
+    if isinstance(entry.solution, list):
+        return problem, _played(problem, entry.solution, entry.answer)
+    if entry.answer is not None:
+        raise InputError("stands beside a solution that is not a list of calls", field="answer", remedy="Leave one of them out")
     if isinstance(entry.solution, str):
         return problem, as_solution(problem, entry.solution)
     solution = {name: text.encode("utf-8", errors="replace") for name, text in entry.solution.items()}
     collected(problem, solution)
     return problem, solution
+
+
+def _played(problem: Problem, found: Sequence[CallRow], answer: str | None) -> Played:
+    if not problem.tools:
+        raise InputError(f"problem {problem.id} has no tools to call", field="solution", remedy="Give an answer, or its files")
+    made = [(call.name, call.arguments if isinstance(call.arguments, str) else _json(call.arguments)) for call in found]
+    return Played(calls=tuple(made), answer=answer or "")
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def read_calls(path: Path, problem: Problem, *, answer: str | None) -> Played:
+    """A JSON file with a list of calls. Raises InputError."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=list[CallRow])
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=str(path), remedy="Check the path") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(str(error), file=str(path), remedy='Write [{"name": text, "arguments": {...}}, ...]') from error
+    return _played(problem, found, answer)
 
 
 def read_lines(file: Path) -> list[bytes]:
@@ -80,7 +116,7 @@ def _bad_row(error: Exception) -> InputError:
     named = problem.split("`")[1] if "field `" in problem else path.rstrip("`").lstrip(".")
     return InputError(
         problem[:1].lower() + problem[1:], field=named or None,
-        remedy='Write {"problem_id": text, "solution": text or {file name: text}}',
+        remedy='Write {"problem_id": text, "solution": text, {file name: text}, or [{"name", "arguments"}, ...]}',
     )  # fmt: skip
 
 

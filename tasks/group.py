@@ -26,17 +26,30 @@ async def run_group(job: GroupJob, spec: WorkerSpec) -> GroupShard:
     """Run, grade, score and seal one group. Infrastructure failures are reported in the shard, not raised."""
     try:
         runtime = await runtime_for(spec)
+        existing = await asyncio.to_thread(find_shard, runtime.store, job.shard_uri)
+        if existing is not None:
+            return existing
+        era = await runtime.backend.era()  # before a token is sampled
     except InfraError as error:
         return infra_shard(job, error.cause, error.detail)
-    existing = await asyncio.to_thread(find_shard, runtime.store, job.shard_uri)
-    if existing is not None:
-        return existing
     pairs = await _run_members(job, runtime)
     episodes = tuple(episode for episode, _ in pairs)
     broken = [episode for episode in episodes if episode.outcome == "infra_failure"]
     if broken and broken[0].failure is not None:
-        return infra_shard(job, broken[0].failure.cause, broken[0].failure.detail)
+        failure = await _blamed(runtime, era, broken[0].failure)
+        return infra_shard(job, failure.cause, failure.detail)
     return await asyncio.to_thread(_seal, job, runtime, episodes, [telemetry for _, telemetry in pairs])
+
+
+async def _blamed(runtime: Runtime, era: int, failure: Failure) -> Failure:
+    """`failure`, or the outage behind it: the backend is away now, or was while the group ran."""
+    try:
+        now = await runtime.backend.era()
+    except InfraError as error:
+        return Failure(cause=error.cause, detail=f"{error.detail}; then {failure.cause}: {failure.detail}")
+    if now != era and failure.cause != "sandbox_unreachable":
+        return Failure(cause="sandbox_unreachable", detail=f"the backend was away; then {failure.cause}: {failure.detail}")
+    return failure
 
 
 def find_shard(store: Store, shard_uri: str) -> GroupShard | None:

@@ -30,7 +30,7 @@ class GroupPool(Protocol):
     def submit(self, order: int, run: RunGroup, job: GroupJob, spec: WorkerSpec, *, deadline_seconds: float) -> None: ...
 
     def finished(self, *, timeout_seconds: float) -> list[tuple[int, GroupShard]]:
-        """Wait until at least one group is over or the timeout passes."""
+        """Wait until at least one group is over or the timeout passes; with nothing in flight, for the timeout."""
 
     def cancel(self) -> None:
         """Give up everything in flight."""
@@ -52,6 +52,8 @@ class LocalPool:
         self._flights[order] = (future, job, time.monotonic() + deadline_seconds + GRACE_SECONDS)
 
     def finished(self, *, timeout_seconds: float) -> list[tuple[int, GroupShard]]:
+        if not self._flights:
+            time.sleep(timeout_seconds)
         wait([future for future, _, _ in self._flights.values()], timeout=timeout_seconds, return_when=FIRST_COMPLETED)
         over = []
         for order, (future, job, deadline) in list(self._flights.items()):

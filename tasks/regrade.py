@@ -30,7 +30,7 @@ from data_contracts.protocols import SandboxBackend, Store, to_json
 from data_contracts.records import Episode, EpisodesRef, Problem, Record, Verdict, VerifierSpec
 from data_contracts.tables import read_manifest, read_problem_set, read_problems, read_shard
 from environments.base import Collected
-from environments.registry import verifier
+from environments.registry import check_grading, verifier
 from models.rewards import score_group
 from tasks.evaluate import read_report
 from tasks.grade import DEADLINE_SECONDS, verify
@@ -187,11 +187,11 @@ def what_is_missing(episode: Episode, problem: Problem, original: Problem) -> st
     if new:
         return f"'{new[0]}' was not collected when the episode ran (collected were {', '.join(sorted(had)) or 'no files'})"
     judge = verifier(problem.verifier.kind)
-    for key in judge.reads:
-        if key not in episode.final_state:
-            return f"final_state.{key} is not stored, and {judge.kind} reads it"
     try:
-        judge.check(problem)
+        for key in judge.needs(problem):
+            if key not in episode.final_state:
+                return f"final_state.{key} is not stored, and {judge.kind} reads it"
+        check_grading(problem)
     except InputError as error:
         return f"{judge.kind} cannot grade {problem.id}: {error}"
     return ""

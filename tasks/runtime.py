@@ -7,6 +7,7 @@ shares them. Nothing here blocks the event loop: tokenizers and backends are ope
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,11 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from data_contracts.config import RewardConfig, SandboxConfig
+from data_contracts.errors import InfraError, MissingRequirement
 from data_contracts.protocols import Codec, Sampler, SandboxBackend, Store
 from data_contracts.records import Message, Problem, Record
+
+_LOG = logging.getLogger(__name__)
 
 
 class SamplerSpec(Record, frozen=True, kw_only=True):
@@ -98,7 +102,10 @@ async def close_runtimes() -> None:
             if place[1] == "runtime":
                 await task.result().sampler.close()
             elif place[1] == "backend":
-                await task.result().close()
+                try:
+                    await task.result().close()
+                except InfraError as error:
+                    _LOG.warning("boxes are left to the next sweep, their backend does not answer: %s", error)
 
 
 async def _once(kind: str, key: bytes, opening: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -142,7 +149,11 @@ async def _open_backend(sandbox: str) -> SandboxBackend:
     from environments.sandbox import open_backend
 
     backend = await asyncio.to_thread(open_backend, SandboxConfig.model_validate_json(sandbox))
-    await backend.check()
+    try:
+        await backend.check()
+    except MissingRequirement:
+        await backend.era()  # an engine that does not answer is waited for: InfraError
+        raise
     return backend
 
 

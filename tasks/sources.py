@@ -27,7 +27,7 @@ import msgspec
 from data_contracts import gate
 from data_contracts.errors import ConfigError, InputError
 from data_contracts.records import Problem, Role, Split, TrustLevel
-from environments.registry import verifier
+from environments.registry import check_grading, verifier
 from environments.sandbox.files import check_name
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -123,7 +123,7 @@ def _check_grading(problem: Problem, domains: Collection[str], *, file: str, row
                 remedy=f"Use an installed kind, or a module of {', '.join(sorted(domains))}",
             )  # fmt: skip
     try:
-        judge = verifier(spec.kind)
+        verifier(spec.kind)
     except ConfigError as error:
         raise InputError(error.problem, file=file, row=row, field="verifier.kind", remedy=error.remedy) from error
     try:
@@ -132,7 +132,7 @@ def _check_grading(problem: Problem, domains: Collection[str], *, file: str, row
     except InputError as error:
         raise InputError(error.problem, file=file, row=row, field="verifier.collect", remedy=error.remedy) from error
     try:
-        judge.check(problem)
+        check_grading(problem)
     except InputError as error:
         raise InputError(error.problem, file=file, row=row, field=error.field, remedy=error.remedy) from error
 

@@ -7,6 +7,7 @@ run beside training, over the same rules.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +31,7 @@ from tasks.curate import curate
 from tasks.evaluate import evaluate, read_report
 from tasks.group_pool import GroupPool
 from tasks.publish import publish
-from tasks.rollout import Serving, rollout
+from tasks.rollout import OnWait, Serving, rollout
 from tasks.runtime import WorkerSpec
 from tasks.score import score
 from tasks.train import train
@@ -38,6 +39,7 @@ from tasks.train import train
 RECENT_ITERATIONS = 4
 """How far back the curriculum looks for a problem's success."""
 
+_LOG = logging.getLogger(__name__)
 OnProgress = Callable[[str, int, int, int], None]
 """Called with (stage, finished, wanted, sampled tokens) while a stage runs."""
 
@@ -57,6 +59,7 @@ class LoopStages:
     docs_folder: Path
     """Where this campaign's Data Docs are built."""
     on_progress: OnProgress = lambda stage, finished, wanted, tokens: None
+    on_wait: OnWait = _LOG.warning
     data_docs: str = ""
     """The last page built."""
     _documents: dict[int, Future[BatchReport]] = field(default_factory=dict)
@@ -107,6 +110,7 @@ class LoopStages:
                 prefix=self._prefix(iteration),
                 stopping=context.stopping,
                 on_progress=lambda finished, wanted, tokens: self.on_progress("rollout", finished, wanted, tokens),
+                on_wait=self.on_wait,
             )
         manifest = read_manifest(self.store, episodes)
         self._keep_quarantined(episodes, iteration)
@@ -153,6 +157,7 @@ class LoopStages:
                 store=self.store,
                 stopping=context.stopping,
                 on_progress=lambda finished, wanted, tokens: self.on_progress("evaluate", finished, wanted, tokens),
+                on_wait=self.on_wait,
             )
         report: EvalReport = read_report(self.store, ref)
         self._keep_quarantined(report.episodes, version, made_of_it=(ref.uri,))

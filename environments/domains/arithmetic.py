@@ -55,6 +55,7 @@ def split_of(sign: str, a: int, b: int) -> Split:
 
 class Arithmetic(Domain):
     name = "arithmetic"
+    family = "mathematics"
     summary = "single turn: exact answers to generated sums"
     floor = 0.05
     levels: ClassVar[dict[str, str]] = {

@@ -88,6 +88,7 @@ class CalculatorEnvironment(ToolEnvironment):
 
 class Calculator(Domain):
     name = "calculator"
+    family = "tool_use"
     summary = "multi-turn tool calling: word problems with a calculator that reports errors"
     floor = 0.05
     levels: ClassVar[dict[str, str]] = {

@@ -44,6 +44,7 @@ class CodeReplyEnvironment(SingleTurn):
 
 class Code(Domain):
     name = "code"
+    family = "code"
     summary = "write code that passes hidden tests; your own rows by `bessemer data import`"
     levels: ClassVar[dict[str, str]] = {
         "default": "a collection of small functions, from signature and docstring",

@@ -162,6 +162,7 @@ class CodeRepairEnvironment(ToolEnvironment):
 
 class CodeRepair(Domain):
     name = "code_repair"
+    family = "code"
     summary = "multi-turn in a box: repair a broken function, run its tests, try again"
     levels: ClassVar[dict[str, str]] = {
         "default": "one wrong token, anywhere in the function",

@@ -24,6 +24,7 @@ NOISE = {"train": range(80), "heldout": range(80, 100)}
 
 class Echo(Domain):
     name = "echo"
+    family = "smoke_test"
     summary = "smoke test: answer with the letter shown, one token"
     floor = 0.3
 

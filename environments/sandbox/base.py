@@ -7,9 +7,10 @@ inherits the rules, so that they cannot differ. The time a command queues for it
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import posixpath
-import re
+import socket
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -20,36 +21,33 @@ from pathlib import PurePosixPath
 from data_contracts.errors import CapabilityError, InfraError, InputError, MissingRequirement, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxLimits, SandboxSpec
+from data_contracts.services import ServiceSpec
+from environments.sandbox.companions import Companion, accompany, companion_spec
 from environments.sandbox.files import check_name
 from environments.sandbox.shell import BoxShell, Wire, stand
+from environments.sandbox.surroundings import USER, clock, environment
+from infra import box_view
 from infra.rootfs import FOLDERS, packages_of
 
 CONTRACT = frozenset({"exec", "files", "freeze", "shell"})
-ISOLATION = frozenset({"isolation", "limits", "oom", "no_network"})
+SERVICES, IMAGE_SERVICES = "services", "image_services"
+"""Companion services of kinds command and recorded; those from Docker images."""
+ISOLATION = frozenset({"isolation", "limits", "oom", "no_network", "clock"})
 """What a backend that may run a trained policy offers on top: the fake has none of it."""
 SCRATCH_BYTES = 32 * 1024 * 1024
 """Cap of /tmp and of /dev/shm, each; the work folder has `limits.disk_bytes`. All three count as the box's memory."""
 BYTES_PER_INODE = 4096
-USER = "box"
-"""The one user of commands (uid 1000, see infra/rootfs.py BOX_UID)."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def environment(spec: SandboxSpec, extra: Mapping[str, str]) -> dict[str, str]:
-    """All variables a command sees: ours, then the problem's, then the request's. Nothing of the host's gets in."""
-    fixed = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": USER, "LANG": "C.UTF-8",  # noqa: S108
-        "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
-    merged = fixed | dict(spec.env) | dict(extra)
-    for name, value in merged.items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value:
-            raise InputError(f"{name!r} cannot be an environment variable", field="env", remedy="Use letters, digits and '_'")
-    return merged
+_log = logging.getLogger(__name__)
 
 
 def inodes(limits: SandboxLimits) -> int:
     return max(limits.disk_bytes // BYTES_PER_INODE, 64)
+
+
+def needs(spec: SandboxSpec) -> set[str]:
+    """The capabilities that a spec asks for, by name and by what it declares."""
+    kinds = {IMAGE_SERVICES if service.kind == "image" else SERVICES for service in spec.services}
+    return {*spec.needs, *kinds, *((SERVICES,) if kinds else ())}
 
 
 class Box(ABC):
@@ -76,20 +74,25 @@ class Box(ABC):
     under a cap. Names are relative and plain; neither follows a link, a FIFO or a folder that the policy made; what is not a
     regular file is missing.
 
+    Services (capability "services", companions.py): what `spec.services` declares runs beside the box, each in a box of its
+    own, healthy before the box is handed out, reached at 127.0.0.1:port, gone with the box.
+
     Isolation (capability "isolation"): nothing of the host's files, processes, sockets, users and devices is in reach; the root
     file system is read-only; only workdir, /tmp and /dev/shm can be written, each with a cap of bytes and inodes; no
-    capability, no new privileges, no new namespace, and only the system calls of seccomp.py. "no_network": loopback alone.
-    "limits": memory with swap, processes, CPU time, disk; what a host cannot enforce is refused in `check`. "oom": memory kills
-    are told apart.
+    capability, no new privileges, no new namespace, and only the system calls of seccomp.py. "no_network": loopback alone,
+    with the declared ports of the box's own services. "limits": memory with swap, processes, CPU time, disk; what a host cannot
+    enforce is refused in `check`. "oom": memory kills are told apart.
 
     Whose fault. A command's failure is a result. `SandboxLost`: the box was destroyed from inside; it counts as the policy's
     failure. `InfraError`: the backend failed, or the box outlived `limits.lifetime_seconds` (somebody forgot it, or the host is
     too slow); never the policy's. `InputError`: the caller asked for what the contract does not allow. `CapabilityError`: the
     spec needs what this backend lacks; raised before anything is started.
 
-    The same everywhere: time zone UTC, locale C.UTF-8, hash seed 0, host name, user, paths. Not the same: the date and the
-    clock (no fixed clock yet: the shared root file system carries no libfaketime), the number of CPUs that `nproc` and
-    os.cpu_count() show, pids, and the scheduling of threads.
+    The same everywhere and every day (capability "clock"): the clock shows `spec.clock` when the first command starts, and runs
+    on from there; times of files go with it; programs see ceil(`limits.cpus`) processors, and none is pinned to one. That is a
+    library in every program (infra/box_view.c, with its gaps), which protects nothing: deadlines and all that is measured out
+    here use the host's clock. Also time zone UTC, locale C.UTF-8, hash seed 0, umask, host name, user, paths. Not the same:
+    fractions of a second, memory addresses, pids, inode numbers, the scheduling of threads, the kernel and its /proc.
     """
 
     def __init__(self, backend: Backend, spec: SandboxSpec, box_id: str) -> None:
@@ -97,7 +100,10 @@ class Box(ABC):
         self._frozen = self._destroyed = self._removed = False
         self._lost: str | None = None
         self._born = time.monotonic()
+        self._began: float | None = None
+        """The host's time at which the box's clock began."""
         self.shells: set[BoxShell] = set()
+        self.companions: dict[str, Companion] = {}
         self._bury: Callable[[Box], Awaitable[None]] = Box.remove
 
     async def exec(self, request: ExecRequest) -> ExecResult:
@@ -125,6 +131,7 @@ class Box(ABC):
         try:
             async with asyncio.timeout(self._left()):
                 yield
+            self._require_companions()
         except TimeoutError:
             self._expired()
             raise
@@ -140,10 +147,38 @@ class Box(ABC):
         """Raises InfraError unless the box still is what was asked for: alive, isolated, limited. Before it is handed out."""
         self.require_usable("be handed out")
         await self._probe()
+        for companion in self.companions.values():
+            await companion.box.probe()
+
+    @property
+    def services(self) -> Mapping[str, Box]:
+        """Where the box's companion services run, by name: for the control plane, never for the policy."""
+        return {name: companion.box for name, companion in self.companions.items()}
+
+    async def serve(self, request: ExecRequest, stop: asyncio.Event) -> ExecResult:
+        """Run a companion's program in its box until it ends, or is killed because `stop` was set. It takes no turn."""
+        self._check_request(request)
+        self.require_usable("serve")
+        return await self._serve(request, environment(self.spec, request.env), stop)
+
+    async def own_health(self, seconds: float) -> str | None:
+        """What a companion's own health check says within this time: empty when healthy. None where it has none."""
+        return None
 
     def hand_out(self, spec: SandboxSpec, bury: Callable[[Box], Awaitable[None]]) -> None:
         """A box made ahead, with a longer life, becomes its user's: its lifetime counts from now; `bury` will remove it."""
         self.spec, self._born, self._bury = spec, time.monotonic(), bury
+        for companion in self.companions.values():
+            companion.box.hand_out(companion_spec(companion.spec, spec), Box.remove)
+
+    def rewind(self) -> None:
+        self._began = None
+
+    def view(self) -> tuple[int, int]:
+        """Soft and hard RLIMIT_LOCKS of a command: they show it processors and the box's clock, which the first call starts."""
+        if self._began is None:
+            self._began = time.clock_gettime(time.CLOCK_REALTIME)
+        return box_view.limits(began=self._began, shown=clock(self.spec), cpus=self.spec.limits.cpus)
 
     async def put_files(self, files: Mapping[str, bytes]) -> None:
         for name in files:
@@ -162,6 +197,9 @@ class Box(ABC):
         self.require_usable("be frozen")
         await self._freeze()
         await self._close_shells()
+        self._require_companions()
+        for companion in self.companions.values():
+            companion.unlink()
         self._frozen = True
 
     async def collect(self, names: Sequence[str], *, max_bytes: int) -> tuple[Artifact, ...]:
@@ -183,7 +221,11 @@ class Box(ABC):
         if self._removed:
             return
         await self._close_shells()
+        ends = await asyncio.gather(*(one.remove() for one in self.companions.values()), return_exceptions=True)
         await self._destroy()
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
         self._removed = True
         self._backend.boxes.discard(self)
 
@@ -222,6 +264,16 @@ class Box(ABC):
         self._expired()
         if self._lost:
             raise SandboxLost(self._lost)
+        self._require_companions()
+
+    def _require_companions(self) -> None:
+        for companion in self.companions.values():
+            companion.require()
+
+    @property
+    def left_behind(self) -> bool:
+        """Destroyed for its user, but not gone from the host."""
+        return self._destroyed and not self._removed
 
     @property
     def age_seconds(self) -> float:
@@ -240,6 +292,9 @@ class Box(ABC):
 
     @abstractmethod
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult: ...
+
+    async def _serve(self, request: ExecRequest, env: Mapping[str, str], stop: asyncio.Event) -> ExecResult:
+        raise CapabilityError(f"box {self.id} cannot run a companion service")
 
     @abstractmethod
     async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire: ...
@@ -269,6 +324,7 @@ class Backend(ABC):
     def __init__(self, *, concurrency: int = 4) -> None:
         self.concurrency = concurrency
         self.boxes: set[Box] = set()
+        self._sweeping: set[asyncio.Future[None]] = set()
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
     def turn(self) -> asyncio.Semaphore:
@@ -280,7 +336,41 @@ class Backend(ABC):
         async with self.turn():
             box = await self._acquire(spec)
         self.boxes.add(box)
+        if spec.services:
+            try:
+                await accompany(self, box)
+            except BaseException:
+                await asyncio.shield(box.remove())
+                raise
         return box
+
+    async def companion_box(self, service: ServiceSpec, spec: SandboxSpec) -> Box:
+        """Where `service` will run, nothing started yet."""
+        async with self.turn():
+            return await self._companion_box(service, spec)
+
+    async def _companion_box(self, service: ServiceSpec, spec: SandboxSpec) -> Box:
+        return await self._acquire(spec)
+
+    async def relay(self, box: Box, companion: Box, port: int, target: int) -> socket.socket:
+        """Start the relay from `box` to `companion`; the owner's end of its line (relay.py). Raises OSError, InfraError."""
+        raise CapabilityError(f"the sandbox backend '{self.name}' has no companion services")
+
+    async def era(self) -> int:
+        """See data_contracts/protocols.py. Here for backends that cannot be away without this process."""
+        return 0
+
+    def sweep(self) -> None:
+        """Try once more, behind the scenes, to remove the boxes that could not be removed when they were destroyed."""
+        for box in [box for box in self.boxes if box.left_behind]:
+            removal = asyncio.ensure_future(box.remove())
+            self._sweeping.add(removal)
+            removal.add_done_callback(self._swept)
+
+    def _swept(self, removal: asyncio.Future[None]) -> None:
+        self._sweeping.discard(removal)
+        if not removal.cancelled() and (error := removal.exception()):
+            _log.warning("a box could not be removed yet: %s", error)
 
     async def close(self) -> None:
         ends = await asyncio.gather(*(box.remove() for box in list(self.boxes)), return_exceptions=True)
@@ -299,7 +389,7 @@ class Backend(ABC):
 
     def check_spec(self, spec: SandboxSpec) -> None:
         """Raises CapabilityError for a box that this backend cannot make."""
-        if missing := sorted(set(spec.needs) - self.capabilities):
+        if missing := sorted(needs(spec) - self.capabilities):
             raise CapabilityError(
                 f"the sandbox backend '{self.name}' does not offer {', '.join(missing)}; it offers"
                 f" {', '.join(sorted(self.capabilities))}: choose another stack.sandbox.backend, or leave this domain out"
@@ -315,7 +405,9 @@ class Backend(ABC):
                 f"limits {limits} cannot be enforced: at least 8 MiB of memory, 1 process, 4 KiB of disk, 0.01 CPU, 1 s of life"
             )
         environment(spec, {})
+        clock(spec)
         try:
-            packages_of(spec.image)
+            for image in (spec.image, *(one.image for one in spec.services if one.kind != "image")):
+                packages_of(image)
         except MissingRequirement as error:
             raise CapabilityError(str(error)) from error

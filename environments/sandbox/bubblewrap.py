@@ -27,7 +27,7 @@ from data_contracts.errors import InfraError, MissingRequirement
 from data_contracts.protocols import ExecRequest, Preload
 from data_contracts.records import SandboxLimits, SandboxSpec
 from environments.sandbox import cgroups, seccomp, spawner
-from environments.sandbox.base import CONTRACT, ISOLATION, Backend, Box
+from environments.sandbox.base import CONTRACT, ISOLATION, SERVICES, Backend, Box
 from environments.sandbox.bubblewrap_box import BubblewrapBox
 from environments.sandbox.owners import this_process
 from infra.rootfs import rootfs_path
@@ -42,7 +42,7 @@ _PRELOAD_ENVIRONMENT = {
 
 class BubblewrapBackend(Backend):
     name = "bubblewrap"
-    capabilities = CONTRACT | ISOLATION
+    capabilities = CONTRACT | ISOLATION | {SERVICES}
 
     def __init__(self, *, concurrency: int = 4) -> None:
         super().__init__(concurrency=concurrency)
@@ -133,6 +133,11 @@ class BubblewrapBackend(Backend):
                 raise InfraError("sandbox_backend", f"cannot start a box: {error!r}") from error
             raise
         return box
+
+    async def relay(self, box: Box, companion: Box, port: int, target: int) -> socket.socket:
+        assert isinstance(box, BubblewrapBox)
+        assert isinstance(companion, BubblewrapBox)
+        return await asyncio.to_thread(companion.relay_from, box, port, target)
 
     def send(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """One request to the spawner (started when there is none), whose pid is the answer. Blocks for a moment."""

@@ -156,6 +156,9 @@ class BubblewrapBox(Box):
         raise SandboxLost(f"box {self.id} is gone: its pid 1 was killed from inside{memory}; this is the policy's failure")
 
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
+        return await self._serve(request, env, asyncio.Event())
+
+    async def _serve(self, request: ExecRequest, env: Mapping[str, str], stop: asyncio.Event) -> ExecResult:
         self.require_alive()
         self._commands += 1
         number, kills = self._commands, self._group.oom_kills()
@@ -163,10 +166,11 @@ class BubblewrapBox(Box):
         timed_out, began = False, time.monotonic()
         stream = asyncio.StreamReader(limit=1 << 20)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), reader)
+        stopping = asyncio.ensure_future(stop.wait())
         try:
             reading = asyncio.ensure_future(stream.read())
-            done, _ = await asyncio.wait({reading}, timeout=request.deadline_seconds)
-            if not done:
+            await asyncio.wait({reading, stopping}, timeout=request.deadline_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
                 timed_out = True
                 await asyncio.to_thread(self._group.kill, number)
             payload = await asyncio.wait_for(reading, 2 * entering.BACKSTOP_SECONDS)
@@ -176,9 +180,26 @@ class BubblewrapBox(Box):
             await asyncio.shield(asyncio.to_thread(self._group.kill, number))
             raise
         finally:
+            stopping.cancel()
             transport.close()
             self._group.forget(number)
         return await self._result(payload, timed_out, kills, time.monotonic() - began)
+
+    def relay_from(self, box: BubblewrapBox, port: int, target: int) -> socket.socket:
+        """Blocks. Start the relay by which `box` reaches this companion; it counts as one of the companion's processes."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        message = {
+            "op": "relay", "box_uid": box._uid, "box_gid": box._gid, "uid": self._uid, "gid": self._gid, "port": port,
+            "target": target, "seconds": self.spec.limits.lifetime_seconds,
+        }  # fmt: skip
+        spaces = [box._fds["owner"], box._fds["net"], self._fds["owner"], self._fds["net"]]
+        try:
+            with theirs, self._entrances() as groups:
+                self._host.send(message, [theirs.fileno(), *spaces, *groups])
+        except BaseException:
+            ours.close()
+            raise
+        return ours
 
     async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire:
         self.require_alive()
@@ -189,6 +210,7 @@ class BubblewrapBox(Box):
         def launch() -> None:
             message = {
                 "op": "shell", "argv": shell_agent.ARGV, "env": env, "cwd": cwd, "uid": self._uid, "gid": self._gid,
+                "view": self.view(),
                 "listed": f"{self._group.joins(number)[-1]}/cgroup.procs",
             }  # fmt: skip
             with self._entrances(number) as groups:
@@ -221,6 +243,7 @@ class BubblewrapBox(Box):
             message = {
                 "op": "exec", "argv": request.argv, "env": env, "cwd": self.folder(request), "uid": self._uid,
                 "gid": self._gid, "cap": request.max_output_bytes, "seconds": request.deadline_seconds, "script": "",
+                "view": self.view(),
             }  # fmt: skip
             with self._entrances(number) as groups:
                 descriptors = [write_end, stdin, *self._spaces(), *groups]
@@ -242,6 +265,8 @@ class BubblewrapBox(Box):
 
     async def _result(self, payload: bytes, timed_out: bool, kills: int, wall: float) -> ExecResult:
         oom = self._group.oom_kills() > kills
+        if not self._host.spawner_alive(self._spawner_pid):  # everything in the box was killed with it, pid 1 perhaps last
+            raise InfraError("sandbox_backend", f"the sandbox spawner died, and box {self.id} with it")
         size = int.from_bytes(payload[:4], "big") if len(payload) >= 4 else 0
         header: dict[str, Any] = {"status": None, "error": "no report", "out": 0, "truncated": [False, False]}
         if size:

@@ -5,7 +5,7 @@ privileges, the filter of system calls of seccomp.py (narrower than the engine's
 processes and CPU, an init, no log, owner labels, a lifetime inside the box. The container's own processes and the policy's
 commands run under different users, both not root, so a policy cannot end the container by killing it. What was asked for is
 read back from the engine before a box is handed out (docker_box.py). An exec costs about 0.1 s, a box about 0.5 s: pool.py
-makes them ahead.
+makes them ahead. Whether the engine was away is told by docker_link.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import functools
 import math
-import threading
+import socket
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from data_contracts.errors import InfraError, MissingRequirement
 from data_contracts.protocols import ExecRequest
 from data_contracts.records import SandboxLimits, SandboxSpec
-from environments.sandbox.base import CONTRACT, ISOLATION, SCRATCH_BYTES, Backend, Box, inodes
+from data_contracts.services import ServiceSpec
+from environments.sandbox.base import CONTRACT, IMAGE_SERVICES, ISOLATION, SCRATCH_BYTES, SERVICES, Backend, Box, inodes
 from environments.sandbox.docker_box import INIT_UID, RESERVED_PIDS, SECURITY, DockerBox, remove
+from environments.sandbox.docker_companion import ImageBox, image_settings, start_relay
+from environments.sandbox.docker_link import EngineLink
 from environments.sandbox.owners import PREFIX, Owner, this_process
 from infra.rootfs import BOX_UID, image_name
 
@@ -45,27 +48,26 @@ _NEEDED = {"MemoryLimit": "memory", "SwapLimit": "swap", "PidsLimit": "processes
 
 class DockerBackend(Backend):
     name = "docker"
-    capabilities = CONTRACT | ISOLATION
+    capabilities = CONTRACT | ISOLATION | {SERVICES, IMAGE_SERVICES}
 
     def __init__(self, *, concurrency: int = 4, runtime: str | None = None) -> None:
         super().__init__(concurrency=concurrency)
         self.runtime = runtime
-        self._lock = threading.Lock()
-        self._client: DockerClient | None = None
+        self.link = EngineLink(connections=2 * concurrency + 8)
+        self._era: int | None = None
         # The loop's default pool has a handful of threads, and an exec holds one until its deadline.
         self._threads = ThreadPoolExecutor(max_workers=2 * concurrency + 8, thread_name_prefix="docker-sandbox")
 
     @property
     def client(self) -> DockerClient:
-        import docker
+        return self.link.client
 
-        with self._lock:
-            if self._client is None:
-                try:
-                    self._client = docker.from_env(timeout=60, max_pool_size=2 * self.concurrency + 8)
-                except docker.errors.DockerException as error:
-                    raise InfraError("sandbox_backend", f"no Docker engine answers: {error}") from error
-            return self._client
+    async def era(self) -> int:
+        now = await asyncio.to_thread(self.link.era)  # not in our own threads: calls to an engine that hangs may hold them all
+        if self._era not in (None, now):
+            self.sweep()
+        self._era = now
+        return now
 
     async def run(self, function: Callable[[], T]) -> T:
         """A blocking call of the SDK, in a thread; its errors become ours."""
@@ -76,9 +78,10 @@ class DockerBackend(Backend):
 
     async def check(self) -> None:
         try:
+            await self.era()
             about = await self.run(self._info)
         except InfraError as error:
-            raise MissingRequirement(f"{error.detail}; run: python -m infra.rootfs --docker") from error
+            raise MissingRequirement(error.detail) from error
         swap = about.get("SwapLimit") or about.get("CgroupVersion") == "2"
         if missing := [words for key, words in _NEEDED.items() if not (about.get(key) or (key == "SwapLimit" and swap))]:
             raise MissingRequirement(
@@ -99,6 +102,8 @@ class DockerBackend(Backend):
         try:
             box = await self.acquire(SandboxSpec(limits=SandboxLimits(lifetime_seconds=60)))
             result = await box.exec(ExecRequest(argv=("python3", "-I", "-c", "print('ok')"), deadline_seconds=30))
+            if isinstance(box, DockerBox) and not box.on_this_host():
+                self.capabilities = self.capabilities - {SERVICES, IMAGE_SERVICES}
             await box.destroy()
         except InfraError as error:
             raise MissingRequirement(f"Docker is here but cannot make a box: {error.detail}") from error
@@ -127,13 +132,26 @@ class DockerBackend(Backend):
         return len(containers)
 
     async def close(self) -> None:
-        await super().close()
-        if self._client is not None:
-            await self.run(self._client.close)
-            self._client = None
+        try:
+            await super().close()
+        finally:
+            await self.run(self.link.close)
 
     async def _acquire(self, spec: SandboxSpec) -> Box:
-        creating = asyncio.ensure_future(self.run(lambda: self._create(spec)))
+        return await self._made(spec)
+
+    async def _companion_box(self, service: ServiceSpec, spec: SandboxSpec) -> Box:
+        return await self._made(spec, service if service.kind == "image" else None)
+
+    async def relay(self, box: Box, companion: Box, port: int, target: int) -> socket.socket:
+        assert isinstance(box, DockerBox)
+        assert isinstance(companion, DockerBox)
+        return await self.run(lambda: start_relay(box, companion, port, target))
+
+    async def _made(self, spec: SandboxSpec, service: ServiceSpec | None = None) -> Box:
+        """A started box, or the started container of an image service."""
+        era = await self.run(self.link.era)
+        creating = asyncio.ensure_future(self.run(lambda: self._create(spec, service)))
         try:
             container = await asyncio.shield(creating)
         except asyncio.CancelledError:  # what the engine makes nonetheless must not stay
@@ -144,7 +162,7 @@ class DockerBackend(Backend):
             if error.cause == "image_missing" and spec.image != "base":
                 raise InfraError(error.cause, f"{error.detail} --variant {spec.image}") from error
             raise
-        box = DockerBox(self, spec, container)
+        box = DockerBox(self, spec, container, era) if service is None else ImageBox(self, spec, container, era, service)
         try:
             await self.run(box.start)
         except BaseException:
@@ -152,24 +170,27 @@ class DockerBackend(Backend):
             raise
         return box
 
-    def _create(self, spec: SandboxSpec) -> Container:
+    def _create(self, spec: SandboxSpec, service: ServiceSpec | None = None) -> Container:
         import docker
 
         # The policy's own: some runtimes give a tmpfs the mode of the image's folder, whatever mode is asked for.
         mine, limits = f"uid={BOX_UID},gid={BOX_UID}", spec.limits
         scratch = f"rw,nosuid,nodev,exec,mode=1777,{mine},size={SCRATCH_BYTES},nr_inodes={inodes(limits)}"
         work = f"rw,nosuid,nodev,exec,mode=0700,{mine},size={limits.disk_bytes},nr_inodes={inodes(limits)}"
+        own: dict[str, Any] = {
+            "image": image_name(spec.image), "command": ["/bin/sleep", str(math.ceil(limits.lifetime_seconds))],
+            "user": f"{INIT_UID}:{INIT_UID}", "hostname": "box", "working_dir": spec.workdir, "tmpfs": {spec.workdir: work},
+            "log_config": docker.types.LogConfig(type="none"),
+        }  # fmt: skip
+        if service is not None:
+            own = image_settings(self.client, service, work)
+        # /dev/shm by a tmpfs of ours: the engine's own has a limit of bytes, but none of inodes.
+        own["tmpfs"] = {"/tmp": scratch, "/dev/shm": scratch} | own["tmpfs"]  # noqa: S108
         return self.client.containers.create(
-            image_name(spec.image),
-            ["/bin/sleep", str(math.ceil(limits.lifetime_seconds))],
+            **own,
             name=f"bessemer-{uuid.uuid4().hex[:12]}",
             labels=this_process().labels(),
-            user=f"{INIT_UID}:{INIT_UID}",
-            hostname="box",
-            working_dir=spec.workdir,
             read_only=True,
-            # /dev/shm by a tmpfs of ours: the engine's own has a limit of bytes, but none of inodes.
-            tmpfs={spec.workdir: work, "/tmp": scratch, "/dev/shm": scratch},  # noqa: S108
             network_mode="none",
             dns=["127.0.0.1"],  # otherwise the box could read the host's name servers
             ipc_mode="private",
@@ -186,7 +207,6 @@ class DockerBackend(Backend):
             ],
             oom_score_adj=500,
             init=True,
-            log_config=docker.types.LogConfig(type="none"),
             runtime=self.runtime,
         )
 

@@ -10,7 +10,9 @@ folder that was opened before the first command. If the killing cannot be done, 
 by the policy's own doing; so is a box whose memory is so full that its files cannot be read. No memory outlives its processes
 but the files on the capped tmpfs. Gaps: with a remote engine, or without root, killing, writing and reading are execs
 themselves, which a hostile process can block until the engine's call times out. A server that the policy starts in the
-background ends with its command, or with the shell that is open.
+background ends with its command, or with the shell that is open. A container that ended is the policy's doing unless the engine
+was away (docker_link.py): then it is nobody's, whatever exit code or memory kill the engine remembers. An engine that hangs is
+noticed when it is asked; a command whose input or output it held up meanwhile has less of its time.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from data_contracts.errors import InfraError, InputError, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
@@ -57,6 +60,14 @@ _KILL_ALL = ("/bin/sh", "-c", "kill -9 -1")
 _FILE_SECONDS = 60.0
 
 
+class _Ran(NamedTuple):
+    """`code` is None when the deadline or the abortion came first."""
+
+    code: int | None
+    streams: tuple[HeadTail, HeadTail]
+    wall: float
+
+
 class CannotStartError(Exception):
     """The engine could not start a command in a box that lives; `room` says that the box has no room for a process."""
 
@@ -66,14 +77,17 @@ class CannotStartError(Exception):
 
 
 class DockerBox(Box):
-    def __init__(self, backend: DockerBackend, spec: SandboxSpec, container: Container) -> None:
+    def __init__(self, backend: DockerBackend, spec: SandboxSpec, container: Container, era: int) -> None:
         super().__init__(backend, spec, f"docker-{container.name}")
+        self._era = era
         self._host, self.container = backend, container
         self._oom_file: Path | None = None
         self.running = 0
         """Commands under way and shells open in this box; the last one to end takes what is left with it."""
-        self._init = 0
+        self.init = 0
         """The container's first process, as a host sees it that it shares with us."""
+        self.relay_process: subprocess.Popen[bytes] | None = None
+        """Of a companion: what passes connections on to it."""
         self._work = -1
         """The work folder, as such a host sees it; -1: files go in and out by commands inside."""
 
@@ -82,7 +96,7 @@ class DockerBox(Box):
         self.container.start()
         about = self._inspect()
         if self._oom_file is not None and about["HostConfig"].get("Runtime") in _SHARED_KERNEL:
-            self._work = docker_files.open_work(self._init, str(self.container.id), self.spec)
+            self._work = docker_files.open_work(self.init, str(self.container.id), self.spec)
 
     def _inspect(self) -> dict[str, Any]:
         """Blocks. The container's attributes, read back from the engine: it runs, and is what was asked for."""
@@ -105,10 +119,10 @@ class DockerBox(Box):
                 "sandbox_backend", f"box {self.id} differs from what was asked: {', '.join(faults)}; it was not handed out"
             )
         # The counter is readable only where engine and worker share a host; the id proves that the pid is the engine's.
-        self._init = int(about["State"]["Pid"])
-        found = oom_file(self._init) if self._init else None
+        self.init = int(about["State"]["Pid"])
+        found = oom_file(self.init) if self.init else None
         self._oom_file = found if found and str(self.container.id) in str(found) else None
-        if self._oom_file and not filtered(self._init) and self._host.runtime is None:
+        if self._oom_file and not filtered(self.init) and self._host.runtime is None:
             raise InfraError("sandbox_backend", f"box {self.id} may make every system call; it was not handed out")
         return about
 
@@ -118,8 +132,7 @@ class DockerBox(Box):
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
         if "=" in request.argv[0]:
             raise InputError(f"{request.argv[0]!r} cannot be a command's name", field="argv", remedy="Run it through sh -c")
-        assignments = [f"{key}={value}" for key, value in env.items()]
-        argv = ["/usr/bin/env", "-i", *assignments, *request.argv]
+        argv = self.command(env, request.argv)
         abort = threading.Event()
         self.running += 1
         running = asyncio.ensure_future(self._host.run(lambda: self._measured(request, argv, abort)))
@@ -132,19 +145,38 @@ class DockerBox(Box):
         finally:
             self.running -= 1
 
+    def command(self, env: Mapping[str, str], argv: Sequence[str]) -> list[str]:
+        """The words by which the engine starts a command with exactly these variables, and the box's clock and processors."""
+        soft, hard = self.view()
+        view = ["/usr/bin/prlimit", f"--locks={soft}:{hard}", "--"]
+        return [*view, "/usr/bin/env", "-i", *(f"{key}={value}" for key, value in env.items()), *argv]
+
+    async def _serve(self, request: ExecRequest, env: Mapping[str, str], stop: asyncio.Event) -> ExecResult:
+        from environments.sandbox.docker_companion import serve
+
+        self.running += 1
+        try:
+            return await serve(self, self._host, request, self.command(env, request.argv), stop)
+        finally:
+            self.running -= 1
+
+    def on_this_host(self) -> bool:
+        """Whether engine, worker and box share a kernel, and this worker may enter what the box is made of."""
+        return self._work >= 0
+
     def _measured(self, request: ExecRequest, argv: list[str], abort: threading.Event) -> ExecResult:
         kills = self.oom_kills()
-        began = time.monotonic()
-        code, streams = self._stream(
+        code, streams, wall = self._stream(
             argv, request.stdin, request.deadline_seconds, request.max_output_bytes, self.folder(request), abort
         )
-        wall = time.monotonic() - began
         if code is not None:
             if code == 137:  # killed: the engine may not know yet that the whole box has ended
                 self._expired()
             self.raise_if_gone()
         if code is None or (self.running <= 1 and self._survivors()):
-            self._clear()
+            self.clear()
+        if code is None and not abort.is_set():  # late by the command's own doing, not because the engine hung
+            self._host.link.require(self._era, f"a command ran in box {self.id}")
         return ExecResult(
             exit_code=code, stdout=streams[0].bytes(), stderr=streams[1].bytes(), stdout_truncated=streams[0].truncated,
             stderr_truncated=streams[1].truncated, timed_out=code is None, oom_killed=self.oom_kills(code) > kills,
@@ -161,32 +193,33 @@ class DockerBox(Box):
         if code != 137:
             return 0
         files = "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
-        _, streams = self._stream(["/bin/sh", "-c", f"cat {files} 2>/dev/null"], b"", 10.0, 65536, "/", threading.Event())
-        return oom_count(streams[0].bytes().decode(errors="replace"))
+        ran = self._stream(["/bin/sh", "-c", f"cat {files} 2>/dev/null"], b"", 10.0, 65536, "/", threading.Event())
+        return oom_count(ran.streams[0].bytes().decode(errors="replace"))
 
-    def _stream(
-        self, argv: Sequence[str], stdin: bytes, seconds: float, cap: int, cwd: str, abort: threading.Event
-    ) -> tuple[int | None, tuple[HeadTail, HeadTail]]:
-        """Run in the box as the policy's user. The exit code is None when the deadline or `abort` came first. Blocks."""
-        streams, deadline = (HeadTail(cap), HeadTail(cap)), time.monotonic() + seconds
+    def _stream(self, argv: Sequence[str], stdin: bytes, seconds: float, cap: int, cwd: str, abort: threading.Event) -> _Ran:
+        """Run in the box as the policy's user. The deadline counts from the command's start, as `wall` does. Blocks."""
+        streams = HeadTail(cap), HeadTail(cap)
         try:
-            run, wrapper, sock = self._begin(argv, cwd, stdin=bool(stdin))
+            run, wrapper, sock = self.begin(argv, cwd, stdin=bool(stdin))
         except CannotStartError as error:
             streams[1].add(f"{error}\n".encode())
-            return CANNOT_START, streams
+            return _Ran(CANNOT_START, streams, 0.0)
+        began = time.monotonic()
+        deadline = began + seconds
         try:
             early = early_output(wrapper, sock)
             if not pump(sock, stdin, streams, deadline, abort, lambda: not self.exec_state(run)["Running"], early=early):
-                return None, streams
+                return _Ran(None, streams, time.monotonic() - began)
         finally:
             close(wrapper, sock)
+        wall = time.monotonic() - began
         while (code := self.exec_state(run)["ExitCode"]) is None:
             if time.monotonic() > deadline:
-                return None, streams
+                return _Ran(None, streams, wall)
             time.sleep(0.005)
-        return int(code), streams
+        return _Ran(int(code), streams, wall)
 
-    def _begin(self, argv: Sequence[str], cwd: str, *, stdin: bool) -> tuple[str, Any, socket.socket]:
+    def begin(self, argv: Sequence[str], cwd: str, *, stdin: bool) -> tuple[str, Any, socket.socket]:
         """Start a process as the policy's user; its id, the SDK's wrapper, the connection. Raises CannotStartError. Blocks."""
         import docker
 
@@ -209,8 +242,8 @@ class DockerBox(Box):
         return state
 
     async def _shell(self, cwd: str, env: Mapping[str, str]) -> Wire:
-        argv = ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in env.items()), *AGENT]
-        opening = asyncio.ensure_future(self._host.run(lambda: self._begin(argv, cwd, stdin=True)))
+        argv = self.command(env, AGENT)
+        opening = asyncio.ensure_future(self._host.run(lambda: self.begin(argv, cwd, stdin=True)))
         try:
             run, wrapper, sock = await asyncio.shield(opening)
         except CannotStartError as error:
@@ -235,13 +268,13 @@ class DockerBox(Box):
                     break
                 time.sleep(0.02)
             else:
-                self._clear()
+                self.clear()
             if self.running <= 0 and not self._destroyed and self._survivors():
-                self._clear()
+                self.clear()
         except docker.errors.NotFound:  # the container is gone, and all with it
             return
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Kill every process of the policy; a box in which that fails is destroyed, and lost by the policy's doing. Blocks."""
         if not self._kill_all():
             with contextlib.suppress(Exception):
@@ -252,39 +285,43 @@ class DockerBox(Box):
         """Whether anything but the container's own processes is left in it. Blocks."""
         if self._oom_file is not None:
             with contextlib.suppress(OSError):
-                return bool(policy_processes(self._oom_file.parent, self._init))
+                return bool(policy_processes(self._oom_file.parent, self.init))
         return len(self.container.top()["Processes"]) > RESERVED_PIDS
 
     def _kill_all(self) -> bool:
         """Kill every process of the policy; True when none is seen any more. Blocks."""
         if self._oom_file is not None:
             with contextlib.suppress(OSError):
-                if kill_policy(self._oom_file.parent, self._init):
+                if kill_policy(self._oom_file.parent, self.init):
                     return True
         for attempt in range(4):
             try:
                 self._stream(_KILL_ALL, b"", 10.0, 4096, "/", threading.Event())
                 if len(self.container.top()["Processes"]) <= RESERVED_PIDS:
                     return True
-            except (SandboxLost, InfraError):
+            except SandboxLost:
                 return False
             time.sleep(0.05 * (attempt + 1))
         return False
 
     def raise_if_gone(self, cause: Exception | None = None) -> None:
+        """Blocks. Raises unless the box runs and the engine was there all the time. Asked over a new connection, so that an
+        engine that is stopping, and has ended its containers already, does not answer."""
         import docker
 
         try:
-            self.container.reload()
+            state = self._host.link.state(str(self.container.id))
         except docker.errors.NotFound as error:
             raise InfraError("sandbox_backend", f"the engine has no container for box {self.id} any more") from error
-        state = self.container.attrs["State"]
         if not state["Running"]:
             self._gone(state, cause)
+        if self._host.link.ended(self._era):
+            self._host.link.require(self._era, f"box {self.id} was in use")
 
     def _gone(self, state: Mapping[str, Any], cause: Exception | None) -> NoReturn:
         self._expired()
-        how = "its memory limit" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
+        how = f"exit code {state.get('ExitCode')}{', out of memory' if state.get('OOMKilled') else ''}"
+        self._host.link.require(self._era, f"box {self.id} lived ({how})")
         raise SandboxLost(f"box {self.id} is gone ({how}); this is the policy's failure") from cause
 
     async def _put(self, files: Mapping[str, bytes]) -> None:
@@ -293,7 +330,7 @@ class DockerBox(Box):
                 with acting_as(BOX_UID, BOX_UID):
                     write_files(self._work, files)
                 return
-            code, streams = self._stream(
+            code, streams, _ = self._stream(
                 docker_files.WRITE_COMMAND,
                 docker_files.write_request(files),
                 _FILE_SECONDS,
@@ -302,6 +339,7 @@ class DockerBox(Box):
                 threading.Event(),
             )
             if code != 0 or streams[0].bytes() != b"ok":
+                self.raise_if_gone()
                 reason = streams[1].bytes().decode(errors="replace").strip().rpartition("\n")[2]
                 raise InputError(
                     f"cannot write {', '.join(files)} into the box: {reason or f'exit code {code}'}",
@@ -330,7 +368,7 @@ class DockerBox(Box):
                     return read_files(self._work, names, max_bytes=max_bytes)
             kills = self.oom_kills()
             cap = max_bytes + 8 * len(names) + 256
-            code, streams = self._stream(
+            code, streams, _ = self._stream(
                 docker_files.READ_COMMAND,
                 docker_files.read_request(names, max_bytes),
                 _FILE_SECONDS,
@@ -353,6 +391,12 @@ class DockerBox(Box):
             if work >= 0:
                 os.close(work)
             remove(self.container)
+            if self.relay_process is not None:  # its line was closed before
+                try:
+                    self.relay_process.wait(5)
+                except subprocess.TimeoutExpired:
+                    self.relay_process.kill()
+                    self.relay_process.wait()
 
         await asyncio.shield(self._host.run(end))
 

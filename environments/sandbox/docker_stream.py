@@ -40,7 +40,7 @@ def pump(
     """
     sock.setblocking(False)
     view, buffer = memoryview(stdin), bytearray(early)
-    _demultiplex(buffer, streams)
+    demultiplex(buffer, streams)
     events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stdin else 0)
     quiet_since, done = time.monotonic(), False
     with selectors.DefaultSelector() as selector:
@@ -50,12 +50,14 @@ def pump(
             if abort.is_set():
                 return False
             if now > deadline and not done:
-                return ended()
+                if not ended():
+                    return False
+                done, quiet_since = True, time.monotonic()  # what it wrote may still be on its way
             ready = selector.select(0.1 if done else min(deadline - now, 0.1))
             if not ready and now - quiet_since > (ENGINE_SECONDS if done else DRAIN_SECONDS):
                 if done:
                     return True
-                done, quiet_since = ended(), now
+                done, quiet_since = ended(), time.monotonic()
             for _, mask in ready:
                 if mask & selectors.EVENT_WRITE:
                     try:
@@ -72,12 +74,12 @@ def pump(
                     if not data:
                         return True
                     buffer += data
-                    _demultiplex(buffer, streams)
+                    demultiplex(buffer, streams)
                     if streams[0].truncated or streams[1].truncated:
                         time.sleep(0.002)  # who floods waits, not the host
 
 
-def _demultiplex(buffer: bytearray, streams: tuple[HeadTail, HeadTail]) -> None:
+def demultiplex(buffer: bytearray, streams: tuple[HeadTail, HeadTail]) -> None:
     """Take whole and partial frames (kind, 0, 0, 0, size) off the front; a partial one is split: memory stays bounded."""
     while len(buffer) > 8:
         kind, size = struct.unpack_from("!BxxxI", buffer)

@@ -36,6 +36,8 @@ DRAIN_SECONDS = 0.2
 BACKSTOP_SECONDS = 5.0
 """The owner enforces deadlines; this much later the middle process kills the command by itself."""
 
+_RLIMIT_LOCKS = 10
+"""Ignored by Linux, inherited by every process: tells the library in every program of a box its clock (infra/box_view.c)."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
 _SECCOMP_MODE_FILTER = 2
 _CAP_VERSION_3 = 0x20080522
@@ -73,6 +75,20 @@ def drop(uid: int, gid: int) -> None:
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def powerless() -> None:
+    """No capability is left, in the user namespace that this process is in, and none can come back."""
+    bound()
+    head, data = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    checked(_libc.capset(head, data), "capset")
+
+
+def bound() -> None:
+    """No program that is executed from here on can gain a capability. Needs CAP_SETPCAP; without it nothing changes."""
+    for capability in range(64):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break
 
 
 def die_with_parent() -> None:
@@ -183,12 +199,7 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
         join(groups)
         for name in ("cgroup", "uts", "ipc", "net", "mnt", "user"):
             setns(spaces[name])
-        for capability in range(64):
-            if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-                break
-        head, data = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-        if _libc.capset(head, data) != 0:
-            raise OSError(ctypes.get_errno(), "capset")  # noqa: TRY301
+        powerless()
         os.setsid()
         os.umask(0o022)
         os.chdir(request["cwd"])
@@ -196,7 +207,8 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
         shell_agent.place(descriptors)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-        _filter_calls(request["calls"])
+        resource.setrlimit(_RLIMIT_LOCKS, tuple(request["view"]))
+        filter_calls(request["calls"])
         if request.get("script"):
             _run(request["script"], request["env"])
         else:
@@ -205,7 +217,7 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
         os.write(2, f"{request['argv'][0]}: {error.strerror}\n".encode(errors="replace"))
 
 
-def _filter_calls(calls: bytes) -> None:
+def filter_calls(calls: bytes) -> None:
     """From here on, in this process and all it starts, for ever. Needs no_new_privs, which `drop` has set."""
     program = _Program(len(calls) // 8, calls)
     if _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
@@ -229,6 +241,7 @@ def _execute(argv: list[str], environment: dict[str, str]) -> None:
 def _run(path: str, environment: dict[str, str]) -> None:
     """Run the Python script at `path` in this process as a fresh interpreter would, then end the process."""
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as after an execve
+    _libc.bessemer_view()  # likewise
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)

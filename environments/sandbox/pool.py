@@ -65,9 +65,13 @@ class WarmBackend(Backend):
 
     async def check(self) -> None:
         await self.inner.check()
+        self.capabilities = self.inner.capabilities
 
     def reap(self) -> int:
         return self.inner.reap()
+
+    async def era(self) -> int:
+        return await self.inner.era()
 
     def turn(self) -> asyncio.Semaphore:
         return self.inner.turn()

@@ -10,6 +10,7 @@ A request is one packet: a memfd with JSON, then the descriptors that the operat
     remount  [result, ns...]                     sets options of the box's file systems (bubblewrap cannot limit inodes)
     exec     [result, stdin, ns..., groups...]   forks a middle process that enters the box, runs one command, caps its output
     shell    [channel, ns..., groups...]         the same for a shell, served until the channel closes (shell_agent.py)
+    relay    [control, owner, net of the box, owner, net of the companion, groups...]   passes connections on (relay.py)
     preload  [control]                           starts an interpreter that is forked for scripts of verifiers (preloaded.py)
 ns... are descriptors of the box's namespaces in the order of NAMESPACES; groups... its control groups' open cgroup.procs. How
 a box is entered, and what is given up on the way, is in entering.py.
@@ -29,11 +30,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
-    from environments.sandbox import entering, preloaded, shell_agent
+    from environments.sandbox import entering, preloaded, relay, shell_agent
 else:  # as a script there are no packages, and none are wanted
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import entering
     import preloaded
+    import relay
     import shell_agent
 
 _EXPENDABLE = {"exec", "shell", "preload"}
@@ -126,7 +128,8 @@ def _serve(control: socket.socket, descriptors: list[int], boxes: dict[int, tupl
                 with open("/proc/self/oom_score_adj", "w") as file:
                     file.write("1000")
             operations = {
-                "start": _start, "remount": _remount, "exec": entering.run_command, "shell": _shell, "preload": _preload,
+                "start": _start, "remount": _remount, "exec": entering.run_command, "shell": _shell, "relay": _relay,
+                "preload": _preload,
             }  # fmt: skip
             operations[request["op"]](request | {"calls": calls}, fds[1:])
         finally:
@@ -190,6 +193,47 @@ def _shell(request: dict[str, Any], fds: list[int]) -> None:
             return set()
 
     shell_agent.serve(channel, channel, start, others)
+    os._exit(0)
+
+
+def _relay(request: dict[str, Any], fds: list[int]) -> None:
+    """Become the relay of a companion: in its groups, under its uid, in its network; the listener comes from the box's."""
+    control, (box_owner, box_net, owner, net), groups = socket.socket(fileno=fds[0]), fds[1:5], fds[5:]
+    try:
+        entering.die_with_parent()
+        entering.join(groups)
+        ours, theirs = socket.socketpair()
+        helper = os.fork()
+        if helper == 0:  # a process that has entered one box's user namespace cannot go on to another's
+            answer = b"the box was not entered"
+            try:
+                entering.drop(request["box_uid"], request["box_gid"])
+                entering.setns(box_owner)
+                entering.setns(box_net)
+                listener = relay.listen(request["port"])
+                socket.send_fds(theirs, [relay.READY], [listener.fileno()])
+                answer = b""
+            except OSError as error:
+                answer = str(error).encode()
+            finally:
+                if answer:
+                    theirs.send(answer)
+                os._exit(0)
+        answer, descriptors, _, _ = socket.recv_fds(ours, 1000, 1)
+        os.waitpid(helper, 0)
+        if not descriptors:
+            raise OSError(answer.decode(errors="replace"))  # noqa: TRY301
+        entering.drop(request["uid"], request["gid"])
+        entering.setns(owner)
+        entering.setns(net)
+        entering.powerless()
+        entering.clean_signals()
+        null = os.open("/dev/null", os.O_RDWR)
+        shell_agent.place({0: null, 1: null, 2: 2, 3: control.detach(), 4: descriptors[0]})
+        control = socket.socket(fileno=3)
+        relay.run(socket.socket(fileno=4), control, request["target"], request["calls"], request["seconds"])
+    except OSError as error:
+        control.send(str(error).encode())
     os._exit(0)
 
 

@@ -26,7 +26,7 @@ from data_contracts.records import Check, Problem, SandboxSpec, Verdict
 from environments.base import Acquire, Collected, Verifier
 from environments.verifiers import function_cases_languages as languages
 from environments.verifiers import function_cases_programs as programs
-from environments.verifiers.values import brief, show
+from environments.verifiers.values import brief, show, steady
 
 PRELOAD = Preload(options=("-P", "-S", "-s", "-B"), modules=("json", "importlib.util"))
 MAX_OUTPUT_BYTES = 4 * 1024 * 1024
@@ -57,6 +57,10 @@ class FunctionCases(Verifier):
                 "expected at least one case, each with its own id, arguments and an expected value",
                 field=f"{where}.cases", remedy="Without a case nothing would be tested",
             )  # fmt: skip
+        if any(case["id"] == "import" or not isinstance(case["id"], str) for case in cases):
+            raise InputError(
+                "the id of a case is a text other than 'import'", field=f"{where}.cases", remedy="Name it otherwise"
+            )
         languages.check_language(settings, problem.verifier.sandbox)
 
     async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
@@ -77,8 +81,8 @@ class FunctionCases(Verifier):
         results, tampering = await asyncio.to_thread(read_results, ran.stdout, nonce, known)
         note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
         if not results and not note:
-            note = f"no result; exit code {ran.exit_code}; {ran.stderr[-300:].decode(errors='replace')}"
-        return self._verdict(settings, results, note=note, tampering=tampering)
+            note = f"no result; exit code {ran.exit_code}; {steady(ran.stderr[-300:].decode(errors='replace'))}"
+        return await asyncio.to_thread(self._verdict, settings, results, note=note, tampering=tampering)
 
     async def _run(self, problem: Problem, source: bytes, nonce: str, *, acquire: Acquire, seconds: float) -> ExecResult:
         settings = problem.verifier.settings
@@ -154,4 +158,4 @@ def read_results(output: bytes, nonce: str, known: set[str]) -> tuple[dict[str, 
 
 
 def _word(value: Any) -> str:
-    return value[:200] if isinstance(value, str) else brief(value)
+    return steady(value[:200]) if isinstance(value, str) else brief(value)

@@ -14,7 +14,8 @@ A problem has program cases when it says "program": true, and always in Bash: {"
     "text" (default)   blanks at the ends of lines and empty lines at the end do not count
     "exact"            byte for byte
     "tokens"           word by word; words that are decimal numbers in both compare as numbers, within "tolerance" (relative)
-    "json"             as one JSON value, by exact type (true is not 1, 1 is not 1.0), floats within "tolerance"
+    "json"             as one JSON value, by exact type (true is not 1, 1 is not 1.0), floats within "tolerance"; with
+                       a repeated key, NaN or an infinity it is no JSON
 
 Each case is a process of its own, started from outside the box, which sees standard output directly: nothing is left to forge.
 Output that is not UTF-8, or was cut at MAX_CASE_OUTPUT bytes, never compares equal.
@@ -22,11 +23,10 @@ Output that is not UTF-8, or was cut at MAX_CASE_OUTPUT bytes, never compares eq
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any, NamedTuple
-
-import msgspec
 
 from data_contracts.errors import InputError
 from data_contracts.records import SandboxSpec
@@ -97,10 +97,28 @@ def same_output(settings: dict[str, Any], expected: str, output: bytes) -> bool:
         return len(wanted) == len(given) and all(map(_same_token, wanted, given, [tolerance] * len(wanted)))
     if rule == "json":
         try:
-            return equal(encode(msgspec.json.decode(expected)), encode(msgspec.json.decode(found)), tolerance=tolerance)
-        except (msgspec.DecodeError, UnicodeError, RecursionError, TypeError, ValueError):
+            return equal(encode(strict_json(expected)), encode(strict_json(found)), tolerance=tolerance)
+        except (RecursionError, TypeError, ValueError):
             return False
     return _lines(found) == _lines(expected)
+
+
+def strict_json(text: str) -> Any:
+    """One JSON value. Raises ValueError for all that readers disagree on: a repeated key, NaN and infinities, also as 1e309."""
+    return json.loads(text, object_pairs_hook=_distinct, parse_constant=_finite, parse_float=_finite)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
 
 
 def _lines(text: str) -> list[str]:
@@ -152,8 +170,8 @@ def _check_cases(settings: dict[str, Any]) -> None:
             raise _wrong(f"cases[{number}].exit_code", f"found {exit_code!r}", "Write a whole number")
         if settings.get("output") == "json":
             try:
-                encode(msgspec.json.decode(case["expected"]))
-            except (msgspec.DecodeError, RecursionError, TypeError) as error:
+                encode(strict_json(case["expected"]))
+            except (ValueError, RecursionError, TypeError) as error:
                 raise _wrong(f"cases[{number}].expected", f"is not JSON: {error}", "Write one JSON value") from error
 
 

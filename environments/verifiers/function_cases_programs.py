@@ -14,7 +14,7 @@ from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Check, Problem, SandboxSpec
 from environments.base import Acquire
 from environments.verifiers import function_cases_languages as languages
-from environments.verifiers.values import brief
+from environments.verifiers.values import brief, steady
 
 
 @dataclass
@@ -45,6 +45,7 @@ async def run(problem: Problem, source: bytes, *, acquire: Acquire, seconds: flo
                     stdin=str(case.get("stdin", "")).encode(),
                     max_output_bytes=languages.MAX_CASE_OUTPUT,
                 )
+                box.rewind()  # when a case starts does not depend on how long the others took
                 ran = await box.exec(request)
                 left -= ran.wall_seconds
                 found = _unlike(settings, case, ran)
@@ -66,7 +67,7 @@ def _unlike(settings: dict[str, Any], case: dict[str, Any], ran: ExecResult) -> 
         return "out of memory"
     wanted = case.get("exit_code", 0)
     if ran.exit_code != wanted:
-        errors = ran.stderr[-200:].decode(errors="replace").strip()
+        errors = steady(ran.stderr[-200:].decode(errors="replace")).strip()
         return f"exit code {ran.exit_code}, expected {wanted}" + (f": {errors}" if errors else "")
     if ran.stdout_truncated:
         return f"more than {languages.MAX_CASE_OUTPUT} bytes of output"

@@ -73,8 +73,8 @@ def describe(error: BaseException) -> str:
 
 def main() -> None:
     """One candidate, all cases, one process."""
-    lines = sys.stdin.buffer.read().decode("utf-8").splitlines()
-    job, cases = json.loads(lines[0]), [json.loads(line) for line in lines[1:]]
+    first, *rest = sys.stdin.buffer.read().split(b"\n")  # not splitlines, which splits at U+2028 as well
+    job, cases = json.loads(first), [json.loads(line) for line in rest if line]
     channel, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)

@@ -2,11 +2,13 @@
 
 An `Opaque` can be called, walked, indexed, measured and shown: all of that runs over there and brings values back. It is never
 compared, ordered or calculated with against a value of the tests: such an operation would tell the candidate what is
-expected, or let it decide. It fails the test, even where the test would swallow the error.
+expected, or let it decide. It fails the test, even where the test would swallow the error. As a context manager it swallows
+what a `raise` of the test threw, for tests of just that, and nothing else: no failed assertion.
 """
 
 from __future__ import annotations
 
+import dis
 import reprlib
 from collections.abc import Callable
 from types import TracebackType
@@ -86,7 +88,8 @@ class Opaque:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         names = [] if kind is None else [base.__name__ for base in kind.__mro__]
-        return self._ask("leave", names, str(error)) is True
+        own = error is not None and _raised_by_statement(error)
+        return self._ask("leave", names, str(error) if own else "") is True and own
 
     def __instancecheck__(self, value: Any) -> bool:
         return type(value) is Opaque and self._ask("isinstance", value) is True
@@ -104,6 +107,18 @@ class Opaque:
         if type(value) is not kind:
             raise TypeError(f"{operation} of {self._names[0]} gave {type(value).__name__}, not {kind.__name__}")
         return value
+
+
+def _raised_by_statement(error: BaseException) -> bool:
+    """Whether the test code itself raised the error by `raise`: only that may a candidate's `with` swallow. A failed assertion
+    never, and neither what the candidate raised, or made an expression of the test raise."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code.co_filename != "tests.py" or not isinstance(error, Exception):
+        return False
+    raising = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raising and not isinstance(error, AssertionError)
 
 
 def _refused(operation: str) -> Callable[..., Any]:

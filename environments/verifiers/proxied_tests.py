@@ -6,6 +6,10 @@ can neither trace it nor read its memory, descriptors or environment. Nothing th
 
 The stand-ins: a function of the candidate is an `Opaque` whose calls run over there (proxied_opaque.py). What comes back by
 value is an ordinary object of this process and is compared here. Shipped as data; standard library only.
+
+Three things of the candidate's would decide a test without a comparison, and fail it unless the test code speaks of them by
+name: an exception that ends iterations (`all(map(...))` over nothing is true), NaN (`not x > y` is true of it), and an
+assertion that failed in a callback and was swallowed over there.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import json
 import linecache
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -41,14 +46,18 @@ ENVIRONMENT = {
     "HOME": "/nonexistent",
 }
 MAX_TEXT = 600
+_ENDINGS = (StopIteration, StopAsyncIteration, GeneratorExit)
+"""Exceptions that loops, `map`, `zip` and `all` take for an end: only `next` may raise them here."""
+_NAN = re.compile("(?<![a-z])(?:is)?nan(?![a-z])", re.IGNORECASE)
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 
 
 class Tests(Peer):
     """The tests' end. Offers callables and iterators of the tests, to be called and advanced, and nothing else."""
 
-    def __init__(self, pipe: Pipe, *, in_place: bool) -> None:
+    def __init__(self, pipe: Pipe, *, in_place: bool, source: str) -> None:
         super().__init__(pipe, in_place=in_place)
+        self.source = source
         self.lost = self.refusal = ""
         self.asked = 0
         self.calls: deque[str] = deque(maxlen=2)
@@ -78,10 +87,20 @@ class Tests(Peer):
             raise
         except BaseException as error:
             self.calls.append(f"{call} raised {type(error).__name__}: {str(error)[:120]}")
+            ending = next((kind.__name__ for kind in _ENDINGS if isinstance(error, kind)), "")
+            if ending and operation != "next" and ending not in self.source:
+                raise RuntimeError(f"the candidate raised {ending} out of '{operation}'") from None
             raise
         if operation == "call":
             self.calls.append(f"{call} returned {shown.repr(value)}")
+        self.require_comparable()
         return value
+
+    def require_comparable(self) -> None:
+        """Raises Refused once the candidate has sent NaN to tests that neither sent one nor mention it."""
+        if self.codec.got_nan and not self.codec.sent_nan and not _NAN.search(self.source):
+            self.refusal = self.refusal or "the candidate gave NaN, with which comparisons mean nothing"
+            raise Refused(self.refusal)
 
     def _label(self, target: Any) -> str:
         names = [name for name, value in self.names.items() if type(value) is Opaque and value._number == target]
@@ -136,11 +155,21 @@ class Tests(Peer):
             held = self.exported(target)
         except (TypeError, IndexError):
             raise Violation("a request for something that was never handed out") from None
+        self.require_comparable()
         if operation == "call" and callable(held):
-            return held(*arguments, **keywords)
+            return self._called_back(held, arguments, keywords)
         if operation == "next" and hasattr(held, "__next__"):
-            return next(held)
+            return self._called_back(next, [held], {})
         raise Violation(f"a request for '{operation}' of the tests")
+
+    def _called_back(self, held: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        try:
+            return held(*arguments, **keywords)
+        except BaseException as error:  # over there it can be swallowed
+            if isinstance(error, Exception) and not isinstance(error, AssertionError):
+                raise
+            self.refusal = self.refusal or f"an assertion failed in a function that the candidate called: {str(error)[:200]}"
+            raise
 
 
 async def _waiting(opaque: Opaque) -> Any:
@@ -284,7 +313,8 @@ def main(launch: list[str]) -> None:
     for descriptor in theirs:
         os.close(descriptor)
     os.chdir("/")
-    tests = Tests(Pipe(to_us[0], to_them[1]), in_place=job["in_place"])
+    source = job["helpers"] + "\n" + job["tests"]
+    tests = Tests(Pipe(to_us[0], to_them[1]), in_place=job["in_place"], source=source)
     try:
         _, seen = tests.pipe.receive()
         if seen or not hidden:

@@ -61,6 +61,8 @@ class Codec:
     def __init__(self, export: Callable[[Any], list[Any]], resolve: Callable[[list[Any]], Any]) -> None:
         self.export, self.resolve = export, resolve
         self.records: Mapping[str, type] = {}
+        self.sent_nan = self.got_nan = False
+        """Whether a value that equals nothing has crossed."""
 
     def encode(self, root: Any, seeds: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
         """[nodes, root] and the objects behind the nodes; `seeds` become the first nodes whether or not they are reached."""
@@ -72,6 +74,7 @@ class Codec:
             kind = type(value)
             if value is None or kind is bool or kind is str:
                 return value
+            self.sent_nan = self.sent_nan or _is_nan(value)
             if kind is int:
                 return value if -(2**53) < value < 2**53 else self._huge(value)
             if kind is float:
@@ -208,23 +211,34 @@ class Codec:
             return objects[natural(rest[0])]
         if tag == "i":
             return _integer(value)
-        if tag == "f":
-            return float.fromhex(rest[0])
-        if tag == "c":
-            return complex(float.fromhex(rest[0]), float.fromhex(rest[1]))
+        if tag in ("f", "c", "n"):
+            number = self._number(tag, rest)
+            self.got_nan = self.got_nan or _is_nan(number)
+            return number
         if tag == "b":
             return _bytes(rest[0])
         if tag == "r":
             return range(*(_integer(part) for part in rest))
         if tag == "d":
             return datetime.timedelta(*(int(part) for part in rest))
-        if tag == "n":
-            return _TEXTS[rest[0]][2](rest[1][:MAX_INT_DIGITS])
         if tag == "t":
             return _TYPES[rest[0]]
         if tag == "e":
             return self.records[rest[0]][rest[1]]  # type: ignore[index]
         return self.resolve(value)
+
+    @staticmethod
+    def _number(tag: str, rest: list[Any]) -> Any:
+        if tag == "f":
+            return float.fromhex(rest[0])
+        if tag == "c":
+            return complex(float.fromhex(rest[0]), float.fromhex(rest[1]))
+        return _TEXTS[rest[0]][2](rest[1][:MAX_INT_DIGITS])
+
+
+def _is_nan(value: Any) -> bool:
+    kind = type(value)
+    return bool(value != value) if kind in (float, complex) else kind is Decimal and bool(value.is_nan())
 
 
 def attributes(value: Any) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 `settings`: {"tests": {file name: source}, "expected": [test ids such as "test_a.py::test_x"], "seconds": limit}. The host's
 copy of the test files wins over anything collected. A test passed when its setup, call and teardown each left exactly one
 passed record; skipped, xfailed and missing tests failed. Canary tests with random names, which must fail, run before and
-after the suite: a canary that does not fail, an id nobody expects or a second record for one phase is tampering, and the
-score is 0.
+after the suite and inside its files (unit_tests_canaries.py): a canary that does not fail, an id nobody expects or a second
+record for one phase is tampering, and the score is 0.
 
 Residual risk, which is why the trust level is lower: candidate code runs in pytest's process. Code that walks the frames to the
-recorder's channel can write records for the expected ids, leave the canaries alone and end the process. Prefer
-`function_cases` wherever inputs and outputs can cross a pipe.
+recorder's channel can write records for the expected ids, leave the canaries alone and end the process; an object that lies
+about an order or a membership passes an assertion about that. Prefer `function_cases` wherever values can cross a pipe.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from data_contracts.errors import InputError, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult, Preload, to_json
 from data_contracts.records import Check, Problem, SandboxSpec, Verdict
 from environments.base import Acquire, Collected, Verifier
+from environments.verifiers import unit_tests_canaries as canaries
 
 RUNNER = ".grader/runner.py"
 _PLUGINS = (
@@ -37,15 +38,6 @@ MAX_OUTPUT_BYTES = 4 * 1024 * 1024
 DEFAULT_SECONDS = 20.0
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 _PHASES = ("setup", "call", "teardown")
-_CANARY = """
-import math
-def {a}():
-    assert 1 == 2
-def {b}():
-    raise ValueError("must fail")
-def {c}():
-    assert not math.isclose(1.0, 1.0) and all([False])
-"""
 
 
 class UnitTests(Verifier):
@@ -68,11 +60,11 @@ class UnitTests(Verifier):
     async def verify(self, problem: Problem, collected: Collected, *, acquire: Acquire, deadline_seconds: float) -> Verdict:
         settings = problem.verifier.settings
         nonce, seconds = secrets.token_hex(16), min(float(settings.get("seconds", DEFAULT_SECONDS)), 0.8 * deadline_seconds)
-        canaries = {f"test_{secrets.token_hex(8)}.py": [f"test_{secrets.token_hex(8)}" for _ in "abc"] for _ in range(2)}
+        first, last = (f"{canaries.random_name()}.py" for _ in range(2))
+        made = {name: canaries.plant(source, _names(settings["expected"], name)) for name, source in settings["tests"].items()}
+        made |= {first: canaries.sole_file(), last: canaries.sole_file()}
         contents = {artifact.name: artifact.content for artifact in collected.artifacts}
-        contents |= {name: source.encode() for name, source in settings["tests"].items()}
-        contents |= {name: _CANARY.format(**dict(zip("abc", t, strict=True))).encode() for name, t in canaries.items()}
-        first, last = canaries
+        contents |= {name: source.encode() for name, (source, _) in made.items()}
         try:
             ran = await self._run(
                 problem,
@@ -83,11 +75,11 @@ class UnitTests(Verifier):
             )
         except SandboxLost:  # its text names the box, and verdicts hold only what repeats
             return self._verdict(settings, {}, note="the candidate destroyed the grading box", tampering=None)
-        canary_ids = {f"{name}::{test}" for name, tests in canaries.items() for test in tests}
+        canary_ids = {f"{name}::{test}" for name, (_, tests) in made.items() for test in tests}
         records, tampering = _read(ran.stdout, nonce, set(settings["expected"]), canary_ids, set(settings["tests"]))
         note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
         if not records and not note:
-            note = f"no record; exit code {ran.exit_code}; {ran.stderr[-300:].decode(errors='replace')}"
+            note = f"no record; exit code {ran.exit_code}; {_ADDRESS.sub('0x0', ran.stderr[-300:].decode(errors='replace'))}"
         return self._verdict(settings, records, note=note, tampering=tampering)
 
     async def _run(
@@ -139,8 +131,13 @@ class UnitTests(Verifier):
         )
 
 
+def _names(expected: list[str], file: str) -> set[str]:
+    """The names of the expected tests in one file."""
+    return {test.partition("::")[2] for test in expected if test.partition("::")[0] == file}
+
+
 def _read(
-    output: bytes, nonce: str, expected: set[str], canaries: set[str], test_files: set[str]
+    output: bytes, nonce: str, expected: set[str], must_fail: set[str], test_files: set[str]
 ) -> tuple[dict[tuple[str, str], list[str]], str | None]:
     """Records by (id, phase), and the first sign of tampering."""
     records: dict[tuple[str, str], list[str]] = {}
@@ -152,16 +149,16 @@ def _read(
         if found != nonce or len(fields) != 4:
             continue
         test, phase, outcome, text = fields
-        known = test in expected or test in canaries or (phase == "collect" and test in test_files)
+        known = test in expected or test in must_fail or (phase == "collect" and test in test_files)
         if not known:
             return {}, f"a record for an unexpected test {test[:80]!r}"
         if (test, phase) in records:
-            return {}, f"more than one {phase} record for {test}"
+            return {}, f"more than one {phase[:20]!r} record for {test}"
         records[test, phase] = [outcome, text]
-    for canary in canaries:
-        outcome = records.get((canary, "call"), ["missing", ""])[0]
+    for canary in sorted(must_fail):
+        outcome = records.get((canary, "call"), records.get((canary, "setup"), ["missing", ""]))[0]
         if outcome == "missing" and not any(records.get((test, "call")) == ["passed", ""] for test in expected):
             continue  # nothing is claimed to have passed: a crash or a time-out, which scores 0 anyway
         if outcome != "failed":
-            return records, f"a canary test that must fail {'is missing' if outcome == 'missing' else outcome}"
+            return records, f"a canary test that must fail {'is missing' if outcome == 'missing' else 'did not'}"
     return records, None

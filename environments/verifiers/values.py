@@ -13,6 +13,7 @@ from typing import Any
 Encoded = list[Any]
 SHOWN_ITEMS, SHOWN_DEPTH, SHOWN_CHARS = 40, 6, 200
 _BRACKETS = {"list": "[]", "tuple": "()", "set": "{}", "frozenset": "{}", "dict": "{}"}
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+")
 _INT = re.compile(r"-?[0-9]{1,2500}")
 
 
@@ -73,10 +74,15 @@ def show(value: Any, depth: int = 0) -> str:
     return str(content)[:80] if kind == "int" and isinstance(content, str) else brief(content)
 
 
+def steady(text: str) -> str:
+    """A candidate's words for a verdict, which holds only what repeats: no addresses of objects (`<f at 0x7f...>`)."""
+    return _ADDRESS.sub("0x0", text)
+
+
 def brief(value: Any) -> str:
     """A short text of any JSON value: containers by their size, because a candidate may have nested them without end."""
     if isinstance(value, str):
-        return repr(value[:SHOWN_CHARS])[:SHOWN_CHARS]
+        return repr(steady(value[:SHOWN_CHARS]))[:SHOWN_CHARS]
     return f"<{type(value).__name__} of {len(value)}>" if isinstance(value, (list, dict)) else repr(value)[:SHOWN_CHARS]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from data_contracts.errors import ConfigError, InfraError
-from environments.sandbox.base import CONTRACT, ISOLATION, Backend
+from environments.sandbox.base import CONTRACT, ISOLATION, SERVICES, Backend
 from environments.sandbox.bubblewrap import BubblewrapBackend
 from environments.sandbox.conformance.check import Check, Outcome, check, holds, same
 from environments.sandbox.conformance.lab import Lab, sh
@@ -53,7 +53,7 @@ def test_there_are_many_checks_and_each_says_what_it_shows() -> None:
     found = checks()
     assert len(found) >= 60
     assert len({item.name for item in found}) == len(found)
-    assert all(item.shows.endswith(".") and set(item.needs) <= CONTRACT | ISOLATION for item in found)
+    assert all(item.shows.endswith(".") and set(item.needs) <= CONTRACT | ISOLATION | {SERVICES} for item in found)
     for real in (BubblewrapBackend, DockerBackend):
         assert all(set(item.needs) <= real.capabilities for item in found)
 

@@ -5,12 +5,14 @@ from typing import Any
 
 import msgspec
 
-from data_contracts.records import Message, Problem, Split
+from data_contracts.records import Message, Problem, Split, VerifierSpec
 from environments.admission import AdmissionReport, check_domain
 from environments.base import Exploit, Policy
 from environments.domains.arithmetic import Arithmetic
 from environments.registry import domain
 from environments.scripted import calls, plays, random_policy, run_scripted, says
+from tests.environments.application.jars import Jars
+from tests.environments.application.jars import problem as jar_problem
 
 
 def failed(report: AdmissionReport) -> set[str]:
@@ -49,6 +51,20 @@ async def test_a_noop_and_an_exploit_that_are_paid() -> None:
     assert failed(await check_domain(Generous(), None)) == {"no-op", "exploit half"}
 
 
+async def test_problems_whose_verifier_asks_for_nothing() -> None:
+    class Empty(Arithmetic):
+        def problems(self, split: Split, *, seed: int, level: str = "default", **settings: Any) -> Iterator[Problem]:
+            for problem in super().problems(split, seed=seed, level=level):
+                spec = msgspec.structs.replace(
+                    problem.verifier, settings={**problem.verifier.settings, "weights": {"found": 1.0}}
+                )
+                yield msgspec.structs.replace(problem, verifier=spec)
+
+    report = await check_domain(Empty(), None, problems=1)
+    assert "problems validate" in failed(report)
+    assert "verifier.settings.weights" in report.table()
+
+
 async def test_splits_that_share_prompts_and_bad_problems() -> None:
     class Leaky(Arithmetic):
         def problems(self, split: Split, *, seed: int, level: str = "default", **settings: Any) -> Iterator[Problem]:
@@ -64,6 +80,55 @@ async def test_splits_that_share_prompts_and_bad_problems() -> None:
     assert failed(report) == {"problems validate"}
     assert "both splits" in report.table()
     assert "does not survive JSON" in (await check_domain(Untyped(), None)).table()
+
+
+async def test_criteria_that_are_empty_or_pay_for_nothing_are_refused() -> None:
+    """A no-op would pass the second kind, and the domain's floor would even allow it."""
+
+    class Empty(Arithmetic):
+        def problems(self, split: Split, *, seed: int, level: str = "default", **settings: Any) -> Iterator[Problem]:
+            for problem in super().problems(split, seed=seed, level=level):
+                yield msgspec.structs.replace(problem, verifier=VerifierSpec(kind="composite", settings={"parts": []}))
+
+        def oracle(self, problem: Problem) -> Policy:
+            return plays(says("5"))
+
+        def exploits(self) -> Sequence[Exploit]:
+            return ()
+
+    class Idle(Jars):
+        floor = 1.0
+
+        def problems(self, split: Split, *, seed: int, level: str = "default", **settings: Any) -> Iterator[Problem]:
+            for number in range(4):
+                yield jar_problem(kind="state_comparison", calls=[], read_only=True, split=split, name=str(number))
+
+        def oracle(self, problem: Problem) -> Policy:
+            return self.noop(problem)
+
+    report = await check_domain(Empty(), None)
+    assert failed(report) >= {"problems validate", "oracle"}
+    assert "everything would pass" in report.table()
+    report = await check_domain(Idle(), None)
+    assert failed(report) == {"problems validate", "no-op"}
+    assert "an untouched database would pass" in report.table()
+
+
+async def test_a_domain_of_an_application_is_admitted_with_its_own_tools() -> None:
+    class Played(Jars):
+        def oracle(self, problem: Problem) -> Policy:
+            (write,) = problem.verifier.settings["parts"][0]["settings"]["calls"]
+            return plays(calls("look", {"jar": "red"}), calls(write["name"], write["arguments"]), says("done"))
+
+        def exploits(self) -> Sequence[Exploit]:
+            def without_looking(problem: Problem) -> Policy:
+                (write,) = problem.verifier.settings["parts"][0]["settings"]["calls"]
+                return plays(calls(write["name"], write["arguments"]), says("done"))
+
+            return (Exploit(name="without_looking", policy=without_looking),)
+
+    report = await check_domain(Played(), None)
+    assert report.ok, report.table()
 
 
 async def test_scripted_episodes_have_the_same_three_ends_as_rollouts() -> None:

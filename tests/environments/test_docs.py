@@ -1,15 +1,20 @@
 """The code that the documentation shows is run as it stands, so that it cannot drift from the classes."""
 
 import inspect
+import json
 import re
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from data_contracts.protocols import SandboxBackend
 from data_contracts.records import EnvironmentSpec, Message, Problem, VerifierSpec
 from environments.base import Action, Environment, EnvironmentContext
+from environments.registry import check_grading
 from environments.scripted import calls, says
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,6 +35,23 @@ def test_the_howto_ends_with_an_admitted_domain(capsys: pytest.CaptureFixture[st
     scope = run("howto/add-a-domain.md")
     assert scope["report"].ok
     assert "exploit hides_it_in_a_sentence" in capsys.readouterr().out
+
+
+def test_the_page_of_stateful_services_ends_with_an_admitted_domain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = types.ModuleType("my_desk")
+    monkeypatch.setitem(sys.modules, "my_desk", page)
+    for block in blocks("howto/stateful-services.md"):
+        exec(compile(block, "stateful-services.md", "exec"), vars(page))
+    assert page.report.ok
+    assert "exploit right_end_unchecked" in capsys.readouterr().out
+    for shown in re.findall(r"\n\n((?:    .*\n)+)", (DOCS / "howto/stateful-services.md").read_text(encoding="utf-8")):
+        if shown.startswith('    {"parts"'):
+            settings = json.loads(shown)
+    problem = next(page.Loans().problems("train", seed=0))
+    asked = msgspec.structs.replace(problem, verifier=VerifierSpec(kind="composite", settings=settings))
+    check_grading(asked)
 
 
 def test_the_sketched_worlds_fit_the_protocol() -> None:
@@ -93,6 +115,26 @@ async def test_the_terminal_world_carries_its_folder_along(bubblewrap_backend: S
         step = await world.step(Action(message=calls("bash", {"command": "pwd; cat note; false"})))
         assert '"exit_code":1' in step.messages[0].content
         assert "/work/a/b\\nhello" in step.messages[0].content
+    finally:
+        await world.close()
+
+
+async def test_the_refund_desk_has_its_services(bubblewrap_backend: SandboxBackend) -> None:
+    context = EnvironmentContext(episode_id="e", seed=0, acquire=bubblewrap_backend.acquire)
+    scope = run("howto/companion-services.md")
+    world = scope["RefundDesk"](problem(), context)
+    await world.reset()
+    get = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], data=b'' if sys.argv[2:] else None).read())"
+    try:
+        for words, answer in (
+            ("http://127.0.0.1/orders/7", "delivered"),
+            ("http://127.0.0.1:8081/track?order=7", "2024-05-02"),
+            ("http://127.0.0.1/orders/7/refund post", "refunded"),
+        ):
+            command = f'python3 -c "{get}" {words}'
+            step = await world.step(Action(message=calls("bash", {"command": command})))
+            assert answer in step.messages[0].content
+        assert (await world.collect()).state["audit"] == '[["7", "/orders/7/refund"]]\n'
     finally:
         await world.close()
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from data_contracts.errors import InputError
 from data_contracts.protocols import SandboxBackend, to_json
 from data_contracts.records import Artifact, Check, EnvironmentSpec, Message, Problem, Verdict, VerifierSpec
 from environments.base import Collected
@@ -59,6 +60,20 @@ async def test_printing_and_changing_arguments_do_no_harm(bubblewrap_backend: Sa
     assert (await grade(bubblewrap_backend, noisy)).score == 1.0
     mutating = "def add(a, b):\n    a.append(b)\n    return len(a)\n"
     assert (await grade(bubblewrap_backend, mutating, problem([(([], 1), 1), (([1], 1), 2)]))).score == 1.0
+
+
+async def test_every_character_of_an_argument_arrives(bubblewrap_backend: SandboxBackend) -> None:
+    odd = "a\u2028b\u2029c\x85d\x0c\x1ee\r\n\U0001f600"
+    assert (await grade(bubblewrap_backend, GOOD, problem([((odd, odd), odd + odd)]))).score == 1.0
+
+
+@pytest.mark.parametrize("name", ["import", 5])
+def test_the_id_of_a_case_is_never_taken_for_something_else(name: Any) -> None:
+    posed = problem()
+    posed.verifier.settings["cases"][0]["id"] = name
+    posed = msgspec.structs.replace(posed, verifier=msgspec.structs.replace(posed.verifier, collect=("solution.py",)))
+    with pytest.raises(InputError, match="other than 'import'"):
+        FunctionCases().check(posed)
 
 
 ATTEMPTS = {

@@ -167,6 +167,16 @@ async def test_program_attempts_score_zero(bubblewrap_backend: SandboxBackend, n
     assert (verdict.score, len(verdict.checks)) == (0.0, 2), verdict.evidence
 
 
+async def test_javascript_finds_the_box_s_clock_and_processors(backend: SandboxBackend) -> None:
+    source = (
+        "const os = require('os'), fs = require('fs');\n"
+        "exports.f = () => [new Date().toISOString().slice(0, 16), fs.statSync('solution.js').mtime.toISOString().slice(0, 16),"
+        " os.cpus().length];"
+    )
+    verdict = await grade(backend, source, javascript([((), ["2025-01-15T12:00", "2025-01-15T12:00", 1])]))
+    assert verdict.passed, verdict.evidence
+
+
 async def test_the_world_of_a_program_is_pinned_and_its_verdict_repeats(bubblewrap_backend: SandboxBackend) -> None:
     source = "import os\nprint(sorted(os.environ), list({'a', 'b', 'c', 'd', 'e'}))"
     posed = problem("p.py", [{"arguments": [], "expected": "?"}], program=True)
@@ -182,6 +192,8 @@ async def test_the_world_of_a_program_is_pinned_and_its_verdict_repeats(bubblewr
         ("exact", "a\n", "a", False), ("tokens", "1.0 2", "1 2.00", True), ("tokens", "1 2", "1 2 3", False), ("tokens", "nan", "NaN", False),
         ("tokens", "0.3333", "0.33331", True), ("tokens", "a", "b", False), ("json", '{"a": [1, 2.0]}', '{"a":[1,2.0]}\n', True),
         ("json", "[1]", "[1.0]", False), ("json", "[1]", "[true]", False), ("json", "1", "1 2", False), ("json", "1", "[" * 100_000, False),
+        ("json", '{"a": 1}', '{"a": 2, "a": 1}', False), ("json", "[1.0]", "[NaN]", False), ("json", "[1.0]", "[1e309]", False),
+        ("json", "[1.0]", "[Infinity]", False), ("json", "1", "9" * 9999, False), ("json", "1", "\ufeff1", False),
         ("text", "", "", True), ("text", "", "x", False), ("tokens", "1e5", "100000", True), ("tokens", "5", "5" * 1000, False),
     ],
 )  # fmt: skip

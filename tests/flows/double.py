@@ -125,5 +125,7 @@ class DoubleServices:
 
 
 @contextmanager
-def open_double(profile: Profile, campaign: str, addresses: Any, *, store: Store, on_progress: Any) -> Iterator[DoubleServices]:
+def open_double(
+    profile: Profile, campaign: str, addresses: Any, *, store: Store, on_progress: Any, **_: Any
+) -> Iterator[DoubleServices]:
     yield DoubleServices(Double(store, campaign, on_progress), campaign, NullTracker())

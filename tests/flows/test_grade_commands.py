@@ -51,6 +51,9 @@ def test_one_file_and_one_folder(
         ((), "say what to grade"),
         (("--problem", ADD.id), "one of --solution and --answer"),
         (("--problem", ADD.id, "--answer", "1", "--solution", "x"), "one of --solution and --answer"),
+        (("--problem", ADD.id, "--calls", "x", "--solution", "x"), "one of --solution and --answer"),
+        (("--problem", ADD.id, "--calls", "none.json"), "none.json: cannot be read"),
+        (("--solutions", "x", "--calls", "x"), "grades a batch"),
         (("--problem", "arithmetic/train/none", "--answer", "1"), "makes no problem"),
         (("--problem", "nowhere/train/1", "--answer", "1"), "unknown domain 'nowhere'"),
         (("--solutions", "none.jsonl", "--domain", "echo"), "none.jsonl: cannot be read"),
@@ -62,6 +65,28 @@ def test_a_mistake_is_one_line(home: Path, capsys: pytest.CaptureFixture[str], a
     code, out, err = grade(capsys, *arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert words in err
+
+
+def test_tool_calls_of_a_stateful_problem(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = next(p for p in domain("orders").problems("heldout", seed=0) if p.metadata["case"] == "voucher")
+    customer = problem.metadata["customer"]
+    identify = {"name": "identify_customer", "arguments": {"email": customer["email"], "postcode": customer["postcode"]}}
+    (tmp_path / "calls.json").write_text(json.dumps([identify, *problem.metadata["writes"]]))
+    asked = ("--problem", problem.id, "--calls", str(tmp_path / "calls.json"))
+    code, out, _ = grade(capsys, *asked, "--answer", "Done.", "--json")
+    assert (code, json.loads(out)["reward"]) == (0, 1.0)
+    file = solutions(
+        tmp_path,
+        {"problem_id": problem.id, "solution": [identify, *problem.metadata["writes"]], "answer": "Done."},
+        {"problem_id": problem.id, "solution": problem.metadata["writes"] * 2},
+        {"problem_id": problem.id, "solution": "Done."},
+    )
+    code, out, _ = grade(capsys, "--domain", "orders", "--solutions", str(file), "--json")
+    assert (code, [json.loads(line)["reward"] for line in out.splitlines()]) == (0, [1.0, 0.0, 0.0])
+    (tmp_path / "calls.json").write_text(json.dumps(problem.metadata["writes"] * 2))
+    code, out, _ = grade(capsys, *asked)
+    assert code == 0
+    assert all(words in out for words in ("0.000", "one_voucher", "vouchers: not expected", "identified_first"))
 
 
 def solutions(folder: Path, *rows: object) -> Path:
@@ -115,7 +140,7 @@ main(sys.argv[1:])
 def test_a_verdict_on_two_dates_has_the_same_bytes(tmp_path: Path, bubblewrap_backend: object) -> None:
     """Two processes a year and a half apart, as the grader sees it: nothing of date, process, box or nonce is in a verdict.
 
-    A candidate that reads the clock of its box is not made repeatable by this.
+    What a candidate sees of the time is in tests/environments/test_two_dates.py.
     """
     problems = tmp_path / "problems.jsonl"
     problems.write_bytes(b"\n".join(msgspec.json.encode(problem) for problem in (ADD, REPAIR, FORMULA)))

@@ -17,15 +17,17 @@ from data_contracts.records import Problem, SandboxSpec
 from environments.domains.mutations import source_of
 from environments.registry import domain
 from environments.sandbox.fake import FakeBackend
-from tasks.grade import Boxes, Graded, Solution, grade, grade_all
-from tasks.grade_inputs import find_problems, read_lines, read_solution, read_solutions, require_problem
+from tasks.grade import Boxes, Graded, Played, Solution, grade, grade_all
+from tasks.grade_inputs import find_problems, read_calls, read_lines, read_solution, read_solutions, require_problem
 from tasks.sources import read_each
 
 ADD = next(domain("arithmetic").problems("train", seed=0))
 REPAIR = next(domain("code_repair").problems("train", seed=0))
 EXPECTED = ADD.verifier.settings["expected"]
 GOOD = source_of(REPAIR.metadata["function"]).encode()
-KNOWN = {ADD.id: ADD, REPAIR.id: REPAIR}
+CANCEL = next(p for p in domain("orders").problems("train", seed=0) if p.metadata["case"] == "cancel")
+ASKED = next(p for p in domain("orders").problems("train", seed=0) if p.metadata["case"] == "last_day")
+KNOWN = {ADD.id: ADD, REPAIR.id: REPAIR, CANCEL.id: CANCEL, ASKED.id: ASKED}
 
 
 class Unusable(FakeBackend):
@@ -101,6 +103,14 @@ BAD: list[tuple[Any, str | None, str]] = [
     ({"problem_id": REPAIR.id, "solution": {"other.py": "x"}}, "solution", "is not a file that problem"),
     ({"problem_id": ADD.id, "solution": {"a.py": "x"}}, "solution", "takes an answer"),
     ({"problem_id": REPAIR.id, "solution": {"solution.py": 5}}, "solution", "expected `str`"),
+    ({"problem_id": ADD.id, "solution": [{"name": "add", "arguments": {}}]}, "solution", "has no tools to call"),
+    ({"problem_id": CANCEL.id, "solution": [{"name": "cancel_order"}]}, "arguments", "missing required field `arguments`"),
+    (
+        {"problem_id": CANCEL.id, "solution": [{"name": "x", "arguments": 5}]},
+        "solution[0].arguments",
+        "expected `str | object`",
+    ),
+    ({"problem_id": CANCEL.id, "solution": "done", "answer": "done"}, "answer", "not a list of calls"),
     (["not", "an", "object"], None, "expected `object`"),
     (b"not json", None, "is not JSON"),
     (b'{"problem_id": "\xff"}', None, "is not JSON"),
@@ -182,3 +192,57 @@ def test_a_problems_file_with_bad_rows_gives_the_good_ones(tmp_path: Path) -> No
     assert found == {ADD.id: ADD, REPAIR.id: REPAIR}
     assert [error.row for error in wrong] == [2, 3, 4]
     assert all(error.remedy for error in wrong)
+
+
+def identify(problem: Problem) -> dict[str, Any]:
+    customer = problem.metadata["customer"]
+    return {"name": "identify_customer", "arguments": {"email": customer["email"], "postcode": customer["postcode"]}}
+
+
+def look(problem: Problem) -> dict[str, Any]:
+    return {"name": "get_order", "arguments": {"order_id": problem.metadata["orders"][0]}}
+
+
+async def test_tool_calls_are_played_and_graded_by_what_they_did() -> None:
+    writes = CANCEL.metadata["writes"]
+    raw = [{"name": write["name"], "arguments": json.dumps(write["arguments"])} for write in writes]
+    broken = {"name": "cancel_order", "arguments": "{"}
+    right = ASKED.metadata["answer"]
+    solutions: list[tuple[Problem, list[dict[str, Any]], str | None]] = [
+        (CANCEL, [identify(CANCEL), *writes], None),
+        (CANCEL, [broken, identify(CANCEL), *raw], "Done."),
+        (CANCEL, writes, None),
+        (CANCEL, [identify(CANCEL), *reversed(writes)], None),
+        (CANCEL, [], None),
+        (CANCEL, [identify(CANCEL)] * 21, None),
+        (ASKED, [identify(ASKED), look(ASKED)], right),
+        (ASKED, [identify(ASKED), look(ASKED)], None),
+        (ASKED, [look(ASKED)], right),
+        (ASKED, [], "done"),
+    ]
+    lines = rows(*({"problem_id": p.id, "solution": made, "answer": answer} for p, made, answer in solutions))
+    jobs = list(read_solutions("s.jsonl", lines, KNOWN))
+    done = [row async for row in grade_all(jobs, backend=Boxes(Unusable()), concurrency=4)]
+    assert [row.reward for row in done] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+    assert [row.outcome for row in done] == ["scored"] * 5 + ["policy_failure"] + ["scored"] * 4
+    assert "tool_budget" in done[5].evidence
+    assert "rule identified_first is broken" in done[2].evidence
+    assert "rule refunds_are_owed is broken" in done[3].evidence
+    assert "refunds: missing" in done[4].evidence
+    assert {test.id for test in done[0].tests} >= {"state/orders", "rules/one_voucher"}
+    with pytest.raises(InputError, match="no tools to call"):
+        await grade(ADD, Played(calls=(("add", "{}"),)), backend=Boxes(Unusable()))
+
+
+def test_calls_from_the_disk(tmp_path: Path) -> None:
+    file = tmp_path / "calls.json"
+    file.write_text(json.dumps([identify(CANCEL), {"name": "x", "arguments": "{"}]))
+    assert read_calls(file, CANCEL, answer="ok") == Played(
+        calls=(("identify_customer", json.dumps(identify(CANCEL)["arguments"], separators=(",", ":"))), ("x", "{")), answer="ok"
+    )
+    for text, words in (("{}", "Expected `array`"), ("[", "truncated"), ('[{"name": 1, "arguments": ""}]', r"name")):
+        file.write_text(text)
+        with pytest.raises(InputError, match=words):
+            read_calls(file, CANCEL, answer=None)
+    with pytest.raises(InputError, match="Check the path"):
+        read_calls(tmp_path / "none", CANCEL, answer=None)

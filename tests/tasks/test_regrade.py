@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from data_contracts.config import CampaignConfig, DomainConfig, RewardConfig
-from data_contracts.errors import ConfigError, InputError
+from data_contracts.errors import ConfigError, InfraError, InputError
 from data_contracts.ledger_events import Created, Curated, Published, Sealed
 from data_contracts.protocols import SandboxBackend
 from data_contracts.records import Problem, ProblemsRef, PublishResult
@@ -17,18 +19,19 @@ from data_contracts.tables import digest, read_episodes, write_problems
 from flows import cli
 from infra.ledger_log import LedgerLog, this_process
 from infra.store import LocalStore
+from tasks.grade import verify
 from tasks.group_pool import LocalPool
-from tasks.regrade import Change, Regraded, batches, read_change, regrade, what_is_missing
+from tasks.regrade import Change, Regraded, batches, read_change, regrade, stored, what_is_missing
 from tests.tasks.test_rollout import BASE, few, roomy, run, worker
 
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory, bubblewrap_backend: SandboxBackend) -> LocalStore:
-    """One sealed iteration of real episodes: two domains, two episodes a problem, and problems that are out of tokens."""
+    """One sealed iteration of real episodes: three domains, two episodes a problem, and problems that are out of tokens."""
     store = LocalStore(tmp_path_factory.mktemp("store"))
     short = msgspec.structs.replace(few("calculator", 1)[0], budgets=few("calculator", 1)[0].budgets)
     short = msgspec.structs.replace(short, budgets=msgspec.structs.replace(short.budgets, max_turns=1))
-    problems = [*roomy(few("arithmetic", 1) + few("code_repair", 1)), *roomy([short])]
+    problems = [*roomy(few("arithmetic", 1) + few("code_repair", 1)), *roomy([short]), *roomy(few("orders", 1))]
     pool = LocalPool()
     sealed = run(store, pool, problems, worker(store, "oracle"))
     pool.close()
@@ -61,7 +64,7 @@ async def test_nothing_changed_and_every_verdict_has_the_same_bytes(
     for name in ("c", "c/0", "c/iterations/000000"):
         rows = await again(campaign, bubblewrap_backend, name=name)
         graded = [row for row in rows if row.result != "kept"]
-        assert len(graded) == 4
+        assert len(graded) == 6
         assert {(row.result, row.old_reward, row.new_reward, row.why) for row in graded} == {("same", 1.0, 1.0, "")}
         kept = [row for row in rows if row.result == "kept"]
         assert [(row.old_reward, row.new_reward) for row in kept] == [(0.0, 0.0)] * 2
@@ -76,6 +79,48 @@ async def test_a_corrected_problem_changes_its_rewards(campaign: LocalStore, bub
     changed = [row for row in rows if row.result == "changed"]
     assert [(row.problem_id, row.old_reward, row.new_reward) for row in changed] == [(problem.id, 1.0, 0.0)] * 2
     assert "correct fails" in changed[0].why
+
+
+async def test_episodes_of_a_stateful_service_are_replayed_from_their_log(
+    campaign: LocalStore, bubblewrap_backend: SandboxBackend
+) -> None:
+    problem = stored_problem(campaign, "orders")
+    parts = problem.verifier.settings["parts"]
+
+    async def results(changed: Problem) -> list[Regraded]:
+        rows = await again(campaign, bubblewrap_backend, Change(problems={problem.id: changed}))
+        return [row for row in rows if row.problem_id == problem.id]
+
+    def verified(parts: list[dict[str, Any]]) -> Problem:
+        return msgspec.structs.replace(problem, verifier=msgspec.structs.replace(problem.verifier, settings={"parts": parts}))
+
+    assert {row.result for row in await results(verified(parts))} == {"same"}
+    order = problem.metadata["orders"][0]
+    another = [{"name": "change_address", "arguments": {"order_id": order, "address": "Mill Lane 1"}}]
+    (row, *_) = await results(verified([{**parts[0], "settings": {"calls": another}}, *parts[1:]]))
+    assert (row.result, row.old_reward, row.new_reward) == ("changed", 1.0, 0.0)
+    assert "state/orders fails: id" in row.why
+    (row, *_) = await results(verified([parts[1]]))
+    assert (row.result, row.new_reward) == ("not graded", None)
+    assert "all parts hold when nothing is done" in row.why
+    start = {"seed": problem.environment.settings["start"]["seed"], "digest": "of another version"}
+    environment = msgspec.structs.replace(problem.environment, settings={"start": start})
+    (row, *_) = await results(msgspec.structs.replace(problem, environment=environment))
+    assert row.result == "not graded"
+    assert "The application has changed since" in row.why
+
+
+def test_a_log_that_does_not_lead_to_the_stored_state_is_nobodys_score(campaign: LocalStore) -> None:
+    batch = batches(campaign, LedgerLog(campaign, "c").state(), "c/0")[0]
+    episode = next(found for found in read_episodes(campaign, batch.episodes) if found.domain == "orders")
+    problem = batch.problems[episode.problem_id]
+    state = {**episode.final_state, "calls": episode.final_state["calls"][1:]}
+    changed = msgspec.structs.replace(episode, final_state=state)
+    assert not what_is_missing(changed, problem, problem)
+    with pytest.raises(InfraError, match=r"verifier_error: .* do not lead to the state|the log of"):
+        asyncio.run(verify(problem, stored(changed), acquire=None, seconds=10))  # type: ignore[arg-type]
+    changed = msgspec.structs.replace(episode, final_state={"answer": "x", "calls": []})
+    assert "final_state.seal is not stored" in what_is_missing(changed, problem, problem)
 
 
 async def test_what_grading_needs_and_was_not_stored_is_named(
@@ -130,12 +175,12 @@ def test_the_command_prints_what_changed_and_exits_with_zero(
         cli.main(["regrade", "c", "--store", campaign.root, "--json"])
     assert not ended.value.code
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["result"] for line in lines].count("same") == 4
+    assert [line["result"] for line in lines].count("same") == 6
     assert set(lines[0]) == {"episode_id", "problem_id", "result", "old_reward", "new_reward", "why"}
     with pytest.raises(SystemExit) as ended:
         cli.main(["regrade", "c/0", "--store", campaign.root, "--verifier", "unit_tests"])
     assert not ended.value.code
-    assert "0 same, 0 changed, 2 kept, 4 not graded" in capsys.readouterr().out
+    assert "0 same, 0 changed, 2 kept, 6 not graded" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         cli.main(["regrade", "absent", "--store", campaign.root])
     assert ended.value.code == 2

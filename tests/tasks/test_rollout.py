@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from data_contracts.config import RewardConfig, RolloutConfig, SandboxConfig
-from data_contracts.errors import InfraError, TooManyInfraFailures
-from data_contracts.records import CheckpointRef, Problem, SampleRequest, SampleResult
+from data_contracts.errors import CapabilityError, InfraError, TooManyInfraFailures
+from data_contracts.records import CheckpointRef, Problem, SampleRequest, SampleResult, SandboxSpec
+from data_contracts.services import ServiceSpec
 from data_contracts.tables import put_problems, read_episodes, read_manifest
 from environments.registry import domain
 from infra.store import LocalStore
@@ -221,3 +222,14 @@ def test_groups_run_as_coroutines_on_dask(tmp_path: Path, bubblewrap_backend):
         finally:
             pool.close()
     assert [shard.rewards_G for shard in read_manifest(store, ref).shards] == [(1.0, 1.0)] * 6
+
+
+def test_a_box_that_the_backend_cannot_make_is_refused_before_anything_starts(tmp_path: Path, local_pool: LocalPool):
+    engine = FakeEngine()
+    plain, other = roomy(few("arithmetic", 2))
+    service = ServiceSpec(name="shop", port=8080, argv=("server",))
+    verifier = msgspec.structs.replace(other.verifier, sandbox=SandboxSpec(services=(service,)))
+    problems = [plain, msgspec.structs.replace(other, verifier=verifier)]
+    with pytest.raises(CapabilityError, match=rf"problem {other.id}: .*'fake' does not offer services"):
+        run(LocalStore(tmp_path), local_pool, problems, worker(LocalStore(tmp_path), "oracle", "fake"), engine=engine)
+    assert engine.calls == 0

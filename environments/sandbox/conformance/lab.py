@@ -15,12 +15,14 @@ from pathlib import Path
 
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import SandboxLimits, SandboxSpec
+from data_contracts.services import ServiceSpec
 from environments.sandbox.base import Backend, Box
 from environments.sandbox.conformance.check import CheckFailed, holds
 from infra.paths import home
 
 SECONDS = 30.0
 """Deadline of a command that should take moments; generous, for a host that is busy."""
+CLOCK = SandboxSpec().clock
 _LIST = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $f 2>/dev/null; echo; done"
 
 
@@ -32,9 +34,18 @@ class Lab:
         self.store = store or home() / "store"
 
     @asynccontextmanager
-    async def box(self, *, env: Mapping[str, str] | None = None, workdir: str = "/work", **limits: float) -> AsyncIterator[Box]:
+    async def box(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        workdir: str = "/work",
+        clock: str | None = CLOCK,
+        services: tuple[ServiceSpec, ...] = (),
+        **limits: float,
+    ) -> AsyncIterator[Box]:
         """A fresh box, destroyed at the end of the block."""
-        spec = SandboxSpec(env=dict(env or {}), workdir=workdir, limits=SandboxLimits(**limits))  # type: ignore[arg-type]
+        held = SandboxLimits(**limits)  # type: ignore[arg-type]
+        spec = SandboxSpec(env=dict(env or {}), workdir=workdir, clock=clock, services=services, limits=held)
         box = await self.backend.acquire(spec)
         try:
             yield box

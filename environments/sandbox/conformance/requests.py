@@ -35,6 +35,14 @@ async def limits(lab: Lab) -> None:
             await lab.backend.acquire(SandboxSpec(limits=wrong))
 
 
+@check()
+async def clock(lab: Lab) -> None:
+    """A clock that is no date and time with a zone is refused, and the message says how to write one."""
+    for wrong in ("yesterday", "2025-01-15T12:00:00", "2025-13-01T00:00:00Z", "1950-01-01T00:00:00Z", ""):
+        with refused(InputError, "sandbox.clock", f"the clock {wrong!r}"):
+            await lab.backend.acquire(SandboxSpec(clock=wrong))
+
+
 @check("exec")
 async def variables(lab: Lab) -> None:
     """A variable whose name or value the kernel could misread is refused."""

@@ -25,13 +25,15 @@ from environments.sandbox.conformance import (
     limits,
     network,
     requests,
+    services,
     streams,
 )
 from environments.sandbox.conformance.check import Check, CheckFailed, NotHere, Outcome
 from environments.sandbox.conformance.lab import Lab
 
 THEMES: tuple[ModuleType, ...] = (
-    streams, exits, deadlines, requests, environment, files, life, identity, network, limits, hostile, host, cleanup,
+    streams, exits, deadlines, requests, environment, files, life, identity, network, limits, services, hostile, host,
+    cleanup,
 )  # fmt: skip
 SECONDS = 120.0
 """A check that takes longer has failed: a step of the control plane was blocked."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from data_contracts.errors import InfraError, InputError
 from environments.sandbox.docker_files import read_answer
-from environments.sandbox.docker_stream import _demultiplex
+from environments.sandbox.docker_stream import demultiplex
 from environments.sandbox.shell_agent import HeadTail
 
 
@@ -38,7 +38,7 @@ def test_frames_are_split_the_same_however_they_arrive(frames: list[tuple[int, b
     streams, buffer = (HeadTail(10_000), HeadTail(10_000)), bytearray()
     for start in range(0, len(wire), size):
         buffer += wire[start : start + size]
-        _demultiplex(buffer, streams)
+        demultiplex(buffer, streams)
     for index in (0, 1):
         assert streams[index].bytes() == b"".join(data for kind, data in frames if kind == index + 1)
 
