@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,8 +17,8 @@ BOXES = 4
 """A descriptor or file lost per box shows as this many; less is the engine's client keeping a connection."""
 
 
-async def inhabited(lab: Lab, mark: str) -> tuple[set[Path], set[str], set[str]]:
-    """Fill a box, look at it from the host while it lives (groups, namespaces, mounts), and destroy it."""
+async def inhabited(lab: Lab, mark: str) -> tuple[set[Path], set[str], set[str], float]:
+    """Fill a box, look at it from the host while it lives (groups, namespaces, mounts, the host's uptime), and destroy it."""
     before = await asyncio.to_thread(hostview.mounts)
     async with lab.box() as box:
         running = asyncio.ensure_future(sh(box, _DAEMONS.format(mark), seconds=60.0))
@@ -30,10 +31,10 @@ async def inhabited(lab: Lab, mark: str) -> tuple[set[Path], set[str], set[str]]
         found = await asyncio.to_thread(hostview.pids, mark)
         groups = {path for pid in found for path in await asyncio.to_thread(hostview.groups_of, pid)}
         namespaces = {link for pid in found for link in await asyncio.to_thread(hostview.namespaces_of, pid)}
-        mounted = await asyncio.to_thread(hostview.mounts) - before
+        mounted, alive = await asyncio.to_thread(hostview.mounts) - before, time.clock_gettime(time.CLOCK_BOOTTIME)
     with suppress(Exception):
         await running
-    return groups, namespaces, mounted
+    return groups, namespaces, mounted, alive
 
 
 @check("exec", "isolation")
@@ -60,20 +61,20 @@ async def children(lab: Lab) -> None:
 @check("exec", "isolation")
 async def groups(lab: Lab) -> None:
     """The control groups and namespaces of a destroyed box are gone, and no descriptor of ours holds one."""
-    left, namespaces, _ = await inhabited(lab, marker())
+    left, namespaces, _, alive = await inhabited(lab, marker())
     holds(left or namespaces, "the box had neither control groups nor namespaces of its own")
 
     async def gone() -> bool:
         return not [path for path in left if await asyncio.to_thread(path.is_dir)]
 
     holds(await until(gone, seconds=5.0), f"control groups are left: {sorted(map(str, left))[:3]}")
-    same(await asyncio.to_thread(hostview.holders, namespaces), [], "holders of the box's namespaces")
+    same(await asyncio.to_thread(hostview.holders, namespaces, born_before=alive), [], "holders of the box's namespaces")
 
 
 @check("exec", "isolation")
 async def mounts(lab: Lab) -> None:
     """What was mounted on the host for a box is not mounted any more."""
-    _, _, mounted = await inhabited(lab, marker())
+    _, _, mounted, _ = await inhabited(lab, marker())
 
     async def gone() -> bool:
         return not mounted & await asyncio.to_thread(hostview.mounts)

@@ -58,14 +58,19 @@ def namespaces_of(pid: int) -> set[str]:
     return theirs - ours
 
 
-def holders(namespaces: set[str]) -> list[str]:
-    """Who on this host still holds one of the namespaces: processes in it, and descriptors and mounts of ours."""
+def holders(namespaces: set[str], *, born_before: float) -> list[str]:
+    """Who on this host still holds one of the namespaces: processes in it, and descriptors of ours.
+
+    The kernel gives the number of a namespace that is gone to the next one made, so a process that was born when the host had
+    been up for more than `born_before` seconds is in another.
+    """
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError):
                 held = {os.readlink(f"/proc/{name}/ns/{kind}") for kind in KINDS} & namespaces
-                found += [f"process {name}"] if held else []
+                born = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+                found += [f"process {name}"] if held and born < born_before else []
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             found += [f"descriptor {name}"] if os.readlink(f"/proc/self/fd/{name}") in namespaces else []
