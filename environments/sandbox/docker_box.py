@@ -107,7 +107,7 @@ class DockerBox(Box):
             "Privileged": False, "ReadonlyRootfs": True, "NetworkMode": "none", "PidMode": "", "IpcMode": "private",
             "UTSMode": "", "CapDrop": ["ALL"], "CapAdd": None, "Binds": None, "Devices": [], "Memory": limits.memory_bytes,
             "MemorySwap": limits.memory_bytes, "PidsLimit": limits.pids + RESERVED_PIDS, "NanoCpus": int(limits.cpus * 1e9),
-        }  # fmt: skip
+        } | ({"Runtime": self._host.runtime} if self._host.runtime else {})  # fmt: skip
         faults = [f"{key}={host.get(key)!r}" for key, value in expected.items() if (host.get(key) or None) != (value or None)]
         faults += [f"mount {mount['Destination']}" for mount in about["Mounts"] if mount["Type"] != "tmpfs"]
         faults += [f"network {name}" for name in about["NetworkSettings"]["Networks"] if name != "none"]

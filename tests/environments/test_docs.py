@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
+from data_contracts.config import SandboxConfig
 from data_contracts.protocols import SandboxBackend
 from data_contracts.records import EnvironmentSpec, Message, Problem, VerifierSpec
 from environments.base import Action, Environment, EnvironmentContext
@@ -29,6 +31,18 @@ def run(page: str) -> dict[str, Any]:
     for block in blocks(page):
         exec(compile(block, page, "exec"), scope)
     return scope
+
+
+def test_the_page_of_sandboxes_names_settings_and_a_manifest_that_exist() -> None:
+    page = (DOCS / "howto/choose-a-sandbox.md").read_text(encoding="utf-8")
+    for name, value in re.findall(r"stack\.sandbox\.(\w+)=(\w+)", page):
+        assert value in repr(SandboxConfig.model_validate({name: value}))
+    (manifest,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    pod = yaml.safe_load(manifest)
+    assert pod["spec"]["runtimeClassName"] == "kata"
+    assert [mount["readOnly"] for mount in pod["spec"]["containers"][0]["volumeMounts"]] == [True]
+    (daemon,) = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
+    assert set(json.loads(daemon)["runtimes"]) == {"runsc"}
 
 
 def test_the_howto_ends_with_an_admitted_domain(capsys: pytest.CaptureFixture[str]) -> None:
