@@ -305,13 +305,14 @@ async def test_a_port_that_the_box_cannot_give_is_an_infrastructure_failure_that
         await backend.acquire(SandboxSpec(services=(shop("a", 80), shop("b", 80))))
 
 
-async def test_limits_of_a_service_are_those_of_its_declaration(bubblewrap_backend: Backend) -> None:
+async def test_limits_and_date_of_a_service_are_those_declared(bubblewrap_backend: Backend) -> None:
     limits = ServiceLimits(memory_bytes=96 << 20, pids=17, cpus=0.5)
     async with Lab(bubblewrap_backend).box(services=(shop(limits=limits),)) as box:
         one = box.services["shop"]
         assert isinstance(one, BubblewrapBox)
         assert one._group.loosened(one.spec.limits) == []
         assert (one.spec.limits.memory_bytes, one.spec.limits.pids, one.spec.limits.cpus) == (96 << 20, 17, 0.5)
+        assert (await sh(one, "date -u +%F")).stdout == (await sh(box, "date -u +%F")).stdout
 
 
 async def test_open_backend_offers_what_the_backend_does() -> None:
