@@ -10,14 +10,12 @@ import asyncio
 import logging
 import math
 import posixpath
-import re
 import socket
 import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
 from pathlib import PurePosixPath
 
 from data_contracts.errors import CapabilityError, InfraError, InputError, MissingRequirement, SandboxLost
@@ -27,6 +25,7 @@ from data_contracts.services import ServiceSpec
 from environments.sandbox.companions import Companion, accompany, companion_spec
 from environments.sandbox.files import check_name
 from environments.sandbox.shell import BoxShell, Wire, stand
+from environments.sandbox.surroundings import USER, clock, environment
 from infra import box_view
 from infra.rootfs import FOLDERS, packages_of
 
@@ -38,40 +37,7 @@ ISOLATION = frozenset({"isolation", "limits", "oom", "no_network", "clock"})
 SCRATCH_BYTES = 32 * 1024 * 1024
 """Cap of /tmp and of /dev/shm, each; the work folder has `limits.disk_bytes`. All three count as the box's memory."""
 BYTES_PER_INODE = 4096
-USER = "box"
-"""The one user of commands (uid 1000, see infra/rootfs.py BOX_UID)."""
 _log = logging.getLogger(__name__)
-_FIRST_YEAR, _LAST_YEAR = 1971, 2100
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def environment(spec: SandboxSpec, extra: Mapping[str, str]) -> dict[str, str]:
-    """All variables a command sees: ours, then the problem's, then the request's. Nothing of the host's gets in."""
-    fixed = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": USER, "LANG": "C.UTF-8",  # noqa: S108
-        "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
-    merged = fixed | dict(spec.env) | dict(extra)
-    for name, value in merged.items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value:
-            raise InputError(f"{name!r} cannot be an environment variable", field="env", remedy="Use letters, digits and '_'")
-    return merged
-
-
-def clock(spec: SandboxSpec) -> float | None:
-    """`spec.clock` in seconds since 1970; None for the right time. Raises InputError for what is no date and time."""
-    if spec.clock is None:
-        return None
-    try:
-        found = datetime.fromisoformat(spec.clock)
-    except ValueError:
-        found = None
-    if found is None or found.tzinfo is None or not _FIRST_YEAR <= found.year <= _LAST_YEAR:
-        raise InputError(
-            f"{spec.clock[:40]!r} is no date and time with a zone, from {_FIRST_YEAR} to {_LAST_YEAR}", field="sandbox.clock",
-            remedy="Write for example '2025-01-15T12:00:00Z', or null for the right time",
-        )  # fmt: skip
-    return found.timestamp()
 
 
 def inodes(limits: SandboxLimits) -> int:

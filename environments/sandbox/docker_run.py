@@ -18,9 +18,10 @@ from pathlib import Path
 from data_contracts.errors import CapabilityError, InfraError
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxSpec
-from environments.sandbox.base import SCRATCH_BYTES, Backend, Box, environment
+from environments.sandbox.base import SCRATCH_BYTES, Backend, Box
 from environments.sandbox.files import read_files, write_files
 from environments.sandbox.shell import Wire
+from environments.sandbox.surroundings import environment
 from infra.rootfs import BOX_UID, image_name
 
 

@@ -5,7 +5,7 @@ import types
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_contracts.errors import InputError
@@ -71,6 +71,7 @@ def verdict(score: float, **more: Any) -> Verdict:
     return Verdict(verifier="v", score=score, passed=score == 1.0, **given)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=1, max_size=6))
 def test_the_score_is_bounded_full_only_when_all_is_and_nothing_when_a_gate_is_shut(parts: list[tuple[bool, float]]) -> None:
     weighted = sum(has for has, _ in parts)

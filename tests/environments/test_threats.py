@@ -143,8 +143,10 @@ def told(request: pytest.FixtureRequest) -> Told:
 
 def _selected(session: pytest.Session, name: str) -> Iterator[tuple[str, Row]]:
     for item in session.items:
-        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if parameters.get("backend") == name:
+        if not (isinstance(item, pytest.Function) and item.path == Path(__file__) and hasattr(item, "callspec")):
+            continue
+        parameters = item.callspec.params
+        if parameters["backend"] == name:
             wanted = str(parameters.get("attempt") or parameters.get("honest"))
             yield wanted, ROWS[wanted]
 

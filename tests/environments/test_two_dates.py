@@ -26,6 +26,6 @@ def test_the_same_attempts_on_two_dates_give_the_same_bytes(backend: str, reques
         outputs.append(done.stdout.decode().splitlines())
     assert outputs[0] == outputs[1]
     verdicts = [msgspec.json.decode(line, type=Verdict) for line in outputs[0] if line != "null"]
-    assert {verdict.verifier for verdict in verdicts} == {"exact_answer", "function_cases", "proxied", "unit_tests"}
+    assert {verdict.verifier for verdict in verdicts} >= {"exact_answer", "function_cases", "proxied", "unit_tests"}
     assert sum(verdict.score == 1.0 for verdict in verdicts) >= len(domain_names())  # the oracles
     assert sum("2025-01-15" in verdict.evidence for verdict in verdicts) >= 6, "\n".join(outputs[0])

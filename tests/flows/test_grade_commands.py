@@ -140,7 +140,7 @@ main(sys.argv[1:])
 def test_a_verdict_on_two_dates_has_the_same_bytes(tmp_path: Path, bubblewrap_backend: object) -> None:
     """Two processes a year and a half apart, as the grader sees it: nothing of date, process, box or nonce is in a verdict.
 
-    A candidate that reads the clock of its box is not made repeatable by this.
+    What a candidate sees of the time is in tests/environments/test_two_dates.py.
     """
     problems = tmp_path / "problems.jsonl"
     problems.write_bytes(b"\n".join(msgspec.json.encode(problem) for problem in (ADD, REPAIR, FORMULA)))

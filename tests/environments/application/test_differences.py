@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.application.base import Table
@@ -20,6 +20,7 @@ def told(wanted: list[dict[str, Any]], found: list[dict[str, Any]], tables: dict
     return [text for _, text in differences({"t": wanted}, {"t": found}, tables)]
 
 
+@settings(deadline=None)
 @given(ROWS, st.randoms(use_true_random=False))
 def test_order_never_counts(rows: list[dict[str, Any]], random: Any) -> None:
     shuffled = random.sample(rows, len(rows))
@@ -28,6 +29,7 @@ def test_order_never_counts(rows: list[dict[str, Any]], random: Any) -> None:
     assert digest({"t": rows}) == digest({"t": shuffled})
 
 
+@settings(deadline=None)
 @given(ROWS, ROWS, st.randoms(use_true_random=False))
 def test_what_is_said_does_not_depend_on_order_and_is_empty_only_for_equal_rows(
     wanted: list[dict[str, Any]], found: list[dict[str, Any]], random: Any

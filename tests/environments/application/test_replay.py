@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_contracts.errors import InputError
@@ -35,6 +35,7 @@ async def state_after(*made: tuple[str, Any]) -> dict[str, Any]:
     return state
 
 
+@settings(deadline=None)
 @given(st.lists(CALLS, max_size=12))
 def test_the_replayed_log_is_the_state(made: list[tuple[str, Any]]) -> None:
     state = asyncio.run(state_after(*made))
@@ -47,6 +48,7 @@ def test_the_replayed_log_is_the_state(made: list[tuple[str, Any]]) -> None:
         assert moment.ok or moment.after == moment.before
 
 
+@settings(deadline=None)
 @given(st.lists(CALLS, max_size=8), st.data())
 def test_a_refused_call_can_be_left_out(made: list[tuple[str, Any]], data: st.DataObject) -> None:
     """Only calls that succeeded count for the state, whatever the clock says."""
