@@ -4,8 +4,10 @@ Contract: environments/sandbox/base.py. Every box: read-only root, work folder o
 privileges, the filter of system calls of seccomp.py (narrower than the engine's own), limits of memory (swap included), of
 processes and CPU, an init, no log, owner labels, a lifetime inside the box. The container's own processes and the policy's
 commands run under different users, both not root, so a policy cannot end the container by killing it. What was asked for is
-read back from the engine before a box is handed out (docker_box.py). An exec costs about 0.1 s, a box about 0.5 s: pool.py
-makes them ahead. Whether the engine was away is told by docker_link.py.
+read back from the engine before a box is handed out (docker_box.py). A box costs about 0.5 s: pool.py makes them ahead. Where
+engine and worker share a host, a command is started by entering the box (docker_entry.py), and as there the Python scripts of
+verifiers are forked from interpreters that have their modules imported; otherwise, and with `enters` False, it is an exec of the
+engine, which costs about 0.1 s. Whether the engine was away is told by docker_link.py.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from environments.sandbox.docker_box import INIT_UID, RESERVED_PIDS, SECURITY, D
 from environments.sandbox.docker_companion import ImageBox, image_settings, start_relay
 from environments.sandbox.docker_link import EngineLink
 from environments.sandbox.owners import PREFIX, Owner, this_process
+from environments.sandbox.spawner_link import SpawnerLink
 from infra.rootfs import BOX_UID, image_name
 
 if TYPE_CHECKING:
@@ -50,9 +53,10 @@ class DockerBackend(Backend):
     name = "docker"
     capabilities = CONTRACT | ISOLATION | {SERVICES, IMAGE_SERVICES}
 
-    def __init__(self, *, concurrency: int = 4, runtime: str | None = None) -> None:
+    def __init__(self, *, concurrency: int = 4, runtime: str | None = None, enters: bool = True) -> None:
         super().__init__(concurrency=concurrency)
-        self.runtime = runtime
+        self.runtime, self.enters = runtime, enters
+        self.spawner = SpawnerLink()
         self.link = EngineLink(connections=2 * concurrency + 8)
         self._era: int | None = None
         # The loop's default pool has a handful of threads, and an exec holds one until its deadline.
@@ -135,6 +139,7 @@ class DockerBackend(Backend):
         try:
             await super().close()
         finally:
+            await self.run(self.spawner.close)
             await self.run(self.link.close)
 
     async def _acquire(self, spec: SandboxSpec) -> Box:

@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from data_contracts.errors import InfraError, InputError, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxSpec
-from environments.sandbox import docker_files, seccomp
+from environments.sandbox import docker_entry, docker_files, seccomp
 from environments.sandbox.base import Box
 from environments.sandbox.cgroups import oom_count, oom_file
+from environments.sandbox.commands import KILLED
 from environments.sandbox.docker_processes import filtered, kill_policy, policy_processes
 from environments.sandbox.docker_shell import AGENT, DockerWire
 from environments.sandbox.docker_stream import close, early_output, pump
@@ -90,6 +91,8 @@ class DockerBox(Box):
         """Of a companion: what passes connections on to it."""
         self._work = -1
         """The work folder, as such a host sees it; -1: files go in and out by commands inside."""
+        self.entry: docker_entry.Entry | None = None
+        """How commands get in from such a host; None: by the engine."""
 
     def start(self) -> None:
         """Blocks. Starts the container and reads back that it is what was asked for."""
@@ -97,6 +100,8 @@ class DockerBox(Box):
         about = self._inspect()
         if self._oom_file is not None and about["HostConfig"].get("Runtime") in _SHARED_KERNEL:
             self._work = docker_files.open_work(self.init, str(self.container.id), self.spec)
+        if self._work >= 0 and self._host.enters:
+            self.entry = docker_entry.find_entry(about, self.init)
 
     def _inspect(self) -> dict[str, Any]:
         """Blocks. The container's attributes, read back from the engine: it runs, and is what was asked for."""
@@ -132,6 +137,12 @@ class DockerBox(Box):
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
         if "=" in request.argv[0]:
             raise InputError(f"{request.argv[0]!r} cannot be a command's name", field="argv", remedy="Run it through sh -c")
+        if self.entry is not None:
+            self.running += 1
+            try:
+                return await docker_entry.run(self, self.entry, self._host, request, env)
+            finally:
+                self.running -= 1
         argv = self.command(env, request.argv)
         abort = threading.Event()
         self.running += 1
@@ -169,19 +180,27 @@ class DockerBox(Box):
         code, streams, wall = self._stream(
             argv, request.stdin, request.deadline_seconds, request.max_output_bytes, self.folder(request), abort
         )
-        if code is not None:
-            if code == 137:  # killed: the engine may not know yet that the whole box has ended
-                self._expired()
-            self.raise_if_gone()
-        if code is None or (self.running <= 1 and self._survivors()):
-            self.clear()
-        if code is None and not abort.is_set():  # late by the command's own doing, not because the engine hung
-            self._host.link.require(self._era, f"a command ran in box {self.id}")
+        oom = self.judged(code, kills, late=code is None and not abort.is_set())
         return ExecResult(
             exit_code=code, stdout=streams[0].bytes(), stderr=streams[1].bytes(), stdout_truncated=streams[0].truncated,
-            stderr_truncated=streams[1].truncated, timed_out=code is None, oom_killed=self.oom_kills(code) > kills,
-            wall_seconds=wall,
+            stderr_truncated=streams[1].truncated, timed_out=code is None, oom_killed=oom, wall_seconds=wall,
         )  # fmt: skip
+
+    def judged(self, code: int | None, kills: int, *, late: bool) -> bool:
+        """Blocks. After a command: what must not stay is killed; raises unless box and engine were there; whether memory ran
+        out meanwhile. `code` is None for a command that was killed by us; `late`, because of its deadline."""
+        if code is not None:
+            if code == KILLED:  # the engine may not know yet that the whole box has ended
+                self._expired()
+            self.raise_if_gone(settle=docker_entry.ENDING_SECONDS if code == KILLED else 0.0)
+        if code is None or (self.running <= 1 and self._survivors()):
+            self.clear()
+        if late:  # by the command's own doing, not because the engine hung
+            self._host.link.require(self._era, f"a command ran in box {self.id}")
+        return self.oom_kills(code) > kills
+
+    def engine_ended(self) -> bool:
+        return self._host.link.ended(self._era)
 
     def oom_kills(self, code: int | None = None) -> int:
         """Memory kills so far. With a remote engine only a killed command (137) is worth the price of asking inside."""
@@ -304,18 +323,26 @@ class DockerBox(Box):
             time.sleep(0.05 * (attempt + 1))
         return False
 
-    def raise_if_gone(self, cause: Exception | None = None) -> None:
-        """Blocks. Raises unless the box runs and the engine was there all the time. Asked over a new connection, so that an
+    def raise_if_gone(self, cause: Exception | None = None, *, settle: float = 0.0) -> None:
+        """Blocks. Raises unless the box runs and the engine was there all the time. Where the kernel tells whether the box runs,
+        and goes on for `settle` seconds, the engine is asked for the reason only. It is asked over a new connection, so that an
         engine that is stopping, and has ended its containers already, does not answer."""
         import docker
 
-        try:
-            state = self._host.link.state(str(self.container.id))
-        except docker.errors.NotFound as error:
-            raise InfraError("sandbox_backend", f"the engine has no container for box {self.id} any more") from error
-        if not state["Running"]:
-            self._gone(state, cause)
-        if self._host.link.ended(self._era):
+        limit = time.monotonic() + _END_SECONDS
+        while self.entry is None or not self.entry.alive(settle):
+            try:
+                state = self._host.link.state(str(self.container.id))
+            except docker.errors.NotFound as error:
+                raise InfraError("sandbox_backend", f"the engine has no container for box {self.id} any more") from error
+            if not state["Running"]:
+                self._gone(state, cause)
+            if self.entry is None:
+                break
+            if time.monotonic() > limit:
+                raise InfraError("sandbox_backend", f"box {self.id} has ended, but the engine says that it runs")
+            time.sleep(0.02)
+        if self.engine_ended():
             self._host.link.require(self._era, f"box {self.id} was in use")
 
     def _gone(self, state: Mapping[str, Any], cause: Exception | None) -> NoReturn:
@@ -390,6 +417,8 @@ class DockerBox(Box):
             work, self._work = self._work, -1
             if work >= 0:
                 os.close(work)
+            if self.entry is not None:
+                self.entry.close()
             remove(self.container)
             if self.relay_process is not None:  # its line was closed before
                 try:
