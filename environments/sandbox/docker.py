@@ -43,6 +43,9 @@ _SYSCTLS = {
     "kernel.shmall": str(SCRATCH_BYTES // 4096),
     "kernel.msgmni": "8",
 }
+_PID_1 = ("/usr/bin/env", "--ignore-signal=CHLD", "/bin/sleep")
+"""An init of our own: the kernel reaps what is orphaned to a process that ignores SIGCHLD, and lets no signal from inside reach
+a pid 1 without handlers. The engine's own init costs some 25 ms of CPU for every box."""
 _NEEDED = {"MemoryLimit": "memory", "SwapLimit": "swap", "PidsLimit": "processes", "CpuCfsQuota": "CPU time"}
 
 
@@ -178,7 +181,7 @@ class DockerBackend(Backend):
         scratch = f"rw,nosuid,nodev,exec,mode=1777,{mine},size={SCRATCH_BYTES},nr_inodes={inodes(limits)}"
         work = f"rw,nosuid,nodev,exec,mode=0700,{mine},size={limits.disk_bytes},nr_inodes={inodes(limits)}"
         own: dict[str, Any] = {
-            "image": image_name(spec.image), "command": ["/bin/sleep", str(math.ceil(limits.lifetime_seconds))],
+            "image": image_name(spec.image), "command": [*_PID_1, str(math.ceil(limits.lifetime_seconds))],
             "user": f"{INIT_UID}:{INIT_UID}", "hostname": "box", "working_dir": spec.workdir, "tmpfs": {spec.workdir: work},
             "log_config": docker.types.LogConfig(type="none"),
         }  # fmt: skip
@@ -206,7 +209,7 @@ class DockerBackend(Backend):
                 docker.types.Ulimit(name="nofile", soft=1024, hard=1024),
             ],
             oom_score_adj=500,
-            init=True,
+            init=service is not None,
             runtime=self.runtime,
         )
 
