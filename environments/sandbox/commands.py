@@ -1,6 +1,6 @@
 """One command in a box that is entered from the host: launched through the spawner, followed to its report or its death.
 
-Contract: what runs between is entering.py. `launch` blocks for a moment and returns the line on which the report comes. `follow`
+Contract: what runs between is entering.py. `launch` blocks for a moment; it returns the line on which the report comes. `follow`
 returns when the command is dead: it ended by itself, was late, or `stop` was set; when it is cancelled, it kills first. `kill`
 ends everything of the command that has joined its control groups; it is called again as long as no report has come, for a
 process that had not joined them yet.
@@ -24,6 +24,7 @@ from environments.sandbox.spawner_link import SpawnerLink
 
 KILL_AGAIN_SECONDS = 0.5
 KILLED = 128 + 9
+Kill = Callable[[], Coroutine[Any, Any, object]]
 
 
 class Report(NamedTuple):
@@ -51,8 +52,8 @@ def launch(
     descriptors: Sequence[int],
     root: Path | None = None,
 ) -> tuple[IO[bytes], int]:
-    """The reader of the report, and the spawner's pid. `message` has env, cwd, uid, gid and view; `descriptors` are those of the
-    box, in the spawner's order; with a `root`, a request that wants it is forked from an interpreter of that root."""
+    """The reader of the report, and the spawner's pid. `message` has env, cwd, uid, gid and view; `descriptors` are the box's,
+    in the spawner's order; with a `root`, a request that wants it is forked from an interpreter of that root."""
     stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     read_end, write_end = os.pipe()
     try:

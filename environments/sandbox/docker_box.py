@@ -35,7 +35,7 @@ from environments.sandbox import docker_entry, docker_files, seccomp
 from environments.sandbox.base import Box
 from environments.sandbox.cgroups import oom_count, oom_file
 from environments.sandbox.commands import KILLED
-from environments.sandbox.docker_processes import filtered, kill_policy, policy_processes
+from environments.sandbox.docker_processes import filtered, kill_container, kill_policy, policy_processes
 from environments.sandbox.docker_shell import AGENT, DockerWire
 from environments.sandbox.docker_stream import close, early_output, pump
 from environments.sandbox.entering import CANNOT_START
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from environments.sandbox.docker import DockerBackend
 
 INIT_UID = 65532
-"""User of the container's own two processes (init and the sleep that is its lifetime)."""
-RESERVED_PIDS = 2
+"""User of the container's own process, which is its init and, being a sleep, its lifetime."""
+RESERVED_PIDS = 1
 _SHARED_KERNEL = {"runc", "crun", "io.containerd.runc.v2"}
 """Runtimes whose boxes the host's kernel runs, so that the host sees their folders."""
 SECURITY = ("no-new-privileges:true", f"seccomp={seccomp.docker_profile()}")
 _POLICY = f"{BOX_UID}:{BOX_UID}"
 _KILL_ALL = ("/bin/sh", "-c", "kill -9 -1")
 """Signals everything the policy's user may signal, in one call of the kernel: no fork outruns it."""
-_FILE_SECONDS = 60.0
+_FILE_SECONDS, _END_SECONDS = 60.0, 5.0
 
 
 class _Ran(NamedTuple):
@@ -324,9 +324,9 @@ class DockerBox(Box):
         return False
 
     def raise_if_gone(self, cause: Exception | None = None, *, settle: float = 0.0) -> None:
-        """Blocks. Raises unless the box runs and the engine was there all the time. Where the kernel tells whether the box runs,
-        and goes on for `settle` seconds, the engine is asked for the reason only. It is asked over a new connection, so that an
-        engine that is stopping, and has ended its containers already, does not answer."""
+        """Blocks. Raises unless the box runs and the engine was there all the time. Where the kernel tells that the box runs,
+        and goes on for `settle` seconds, the engine is not asked. It is asked over a new connection, so that an engine that is
+        stopping, and has ended its containers already, does not answer."""
         import docker
 
         limit = time.monotonic() + _END_SECONDS
@@ -414,11 +414,18 @@ class DockerBox(Box):
 
     async def _destroy(self) -> None:
         def end() -> None:
+            import docker
+            import requests
+
             work, self._work = self._work, -1
             if work >= 0:
                 os.close(work)
             if self.entry is not None:
                 self.entry.close()
+            if self._oom_file is not None and kill_container(self._oom_file.parent, self.init):
+                # The engine has less to do for a container that ended than for one that it has to end.
+                with contextlib.suppress(docker.errors.DockerException, requests.exceptions.RequestException):
+                    self.container.wait(timeout=_END_SECONDS)
             remove(self.container)
             if self.relay_process is not None:  # its line was closed before
                 try:

@@ -1,14 +1,15 @@
 """Commands of a Docker box that are started by entering it from the host, and not through the engine.
 
 Contract: for engines that share host and kernel with a worker that is root: a command then costs a fork, and not a call of the
-engine, its shim and its runtime. What the engine would do for it is done here (entering.py): all control groups and namespaces of
-the container, the policy's user, no capability, no new privileges, the same filter of system calls. What we cannot do as the
-engine does refuses the entry, and the box's commands go through the engine as those of a remote one: a security label (AppArmor,
-SELinux), a user namespace, a control group that is not seen from here, a worker without the rights. Namespaces and groups are
-opened anew for each command, and the container is seen to live after that, so no recycled pid is entered. How the container's
-first process fares is told by the kernel; the engine is asked when that has ended, and whether it is still the same engine.
+engine, its shim and its runtime. What the engine would do for it is done here (entering.py): all control groups and namespaces
+of the container, the policy's user, no capability, no new privileges, the same filter of system calls. What we cannot do as the
+engine does refuses the entry, and the box's commands go through the engine as those of a remote one: a security label
+(AppArmor, SELinux), a user namespace, a control group that is not seen from here, a worker without the rights. Namespaces and
+groups are opened anew for each command, and the container is seen to live after that, so no recycled pid is entered. How the
+container's first process fares is told by the kernel; the engine is asked when that has ended, and whether it is still the same
+engine. When the spawner dies, all that runs in the box is killed, and the command's end is an InfraError.
 Trust: for some instructions a process of the host's root, with this code and nothing of the box's, is in the box; see
-docs/decisions/0015-entering-docker-boxes.md. Gap: control groups version 2 were tried with one group only, by the same code.
+docs/decisions/0015-entering-docker-boxes.md. Gap: on control groups version 2 this was not run, for want of a host.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from data_contracts.errors import InfraError
+from data_contracts.errors import InfraError, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
-from environments.sandbox.commands import KILLED, Report, follow, launch
+from environments.sandbox.commands import Report, follow, launch
 from environments.sandbox.entering import SHARED_USERS
 from infra.rootfs import BOX_UID, rootfs_path
 
@@ -54,12 +55,10 @@ class Entry:
     def descriptors(self) -> Iterator[list[int]]:
         """What a request to the spawner passes on. Raises OSError where the container has ended."""
         with contextlib.ExitStack() as stack:
+            places = [(f"/proc/{self._init}/ns/{name}", os.O_RDONLY) for name in SHARED_USERS]
+            places += [(str(group), os.O_WRONLY) for group in self._groups]
             held = []
-            paths = [f"/proc/{self._init}/ns/{name}" for name in SHARED_USERS]
-            for path, mode in (
-                *((path, os.O_RDONLY) for path in paths),
-                *((str(group), os.O_WRONLY) for group in self._groups),
-            ):
+            for path, mode in places:
                 held.append(os.open(path, mode | os.O_CLOEXEC))
                 stack.callback(os.close, held[-1])
             if not self.alive():
@@ -126,11 +125,9 @@ async def run(box: DockerBox, entry: Entry, host: DockerBackend, request: ExecRe
     try:
         reader, spawner = await asyncio.shield(starting)
     except asyncio.CancelledError:
-        with contextlib.suppress(InfraError):
-            (await starting)[0].close()
-            await host.run(box.clear)
+        await asyncio.shield(_abandon(box, host, starting))
         raise
-    watching = asyncio.ensure_future(_watch(box, stop))
+    watching = asyncio.ensure_future(_watch(box, host, stop))
     try:
         report = await follow(reader, request.deadline_seconds, lambda: host.run(box.clear), stop)
     finally:
@@ -138,11 +135,19 @@ async def run(box: DockerBox, entry: Entry, host: DockerBackend, request: ExecRe
     return await host.run(lambda: judge(report))
 
 
-async def _watch(box: DockerBox, stop: asyncio.Event) -> None:
+async def _abandon(box: DockerBox, host: DockerBackend, starting: asyncio.Future[tuple[IO[bytes], int]]) -> None:
+    """The caller is gone, but the thread starts the command nonetheless."""
+    with contextlib.suppress(InfraError, SandboxLost):
+        (await starting)[0].close()
+    await host.run(box.clear)
+
+
+async def _watch(box: DockerBox, host: DockerBackend, stop: asyncio.Event) -> None:
     """A box whose engine is gone counts as gone with it, whether the kernel still runs it or not."""
-    while not box.engine_ended():
+    while not stop.is_set():
         await asyncio.sleep(_WATCH_SECONDS)
-    stop.set()
+        if await host.thread(box.engine_ended):
+            stop.set()
 
 
 def _label(pid: int) -> str:

@@ -43,6 +43,15 @@ def kill_policy(group: Path, init: int) -> bool:
     return True
 
 
+def kill_container(group: Path, init: int) -> bool:
+    """End the container's first process, and with it all others; False where this user may not, or it is not seen any more."""
+    with suppress(OSError), _held(init, group) as handle:
+        if handle is not None:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            return True
+    return False
+
+
 def filtered(pid: int) -> bool:
     """Whether the process's system calls are filtered."""
     return "\nSeccomp:\t2\n" in Path(f"/proc/{pid}/status").read_text()

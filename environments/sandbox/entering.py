@@ -4,10 +4,10 @@ Contract: standard library only, single-threaded, no file of the host is opened:
 interpreter that sees nothing but a box's root file system (preloaded.py). A middle process, outside the box but for the pid
 namespace of its children, starts the command, reads and caps its output, and reports; it takes over descriptors (`fds`) in the
 order that spawner.py lists. Inside, no capability is left, and the filter of system calls (seccomp.py) is the last thing before
-the program. Method of entering: setns(2). A box with a user namespace of its own is entered by its unprivileged owner: the uid is
-dropped before anything else. One without (Docker's) is entered by root: until the uid is dropped no file of the box is opened
-or executed, its working directory included, and nobody in the box may trace the process or open it through /proc; the middle
-process drops to the same uid as soon as the command is started.
+the program. Method of entering: setns(2). A box with a user namespace of its own is entered by its unprivileged owner: the uid
+is dropped before anything else. One without (Docker's) is entered by root: until the uid is dropped no file of the box is
+opened or executed, its working directory included, and nobody in the box may trace the process or open it through /proc; the
+middle process drops to the same uid as soon as the command is started.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 Contract: environments/sandbox/base.py, kept as the inner backend keeps it. A kind of box (an equal SandboxSpec) that is asked
 for a second time gets a shelf of `warm` boxes; at most `KINDS` kinds are remembered, the one not asked for longest goes
 first. A box is handed out once, and only after it was inspected again at that moment: alive, isolated and limited as asked.
+A box taken from a full shelf is replaced a moment later, so that its command goes first.
 Whoever finds the shelf empty waits for the next box, first come, first served; the makers are bounded, so that commands keep
 half of the turns. A box is made to live SHELF_SECONDS longer than asked and its lifetime counts from the hand-out; one that
 was on the shelf for longer is thrown away. A box that cannot be made is the error of one waiter; with nobody waiting, nothing
@@ -28,6 +29,8 @@ from environments.sandbox.base import Backend, Box
 
 KINDS = 4
 SHELF_SECONDS = 300.0
+REFILL_SECONDS = 0.3
+"""How long after a box was taken from a shelf with more of them the next one is made: about a verdict's time."""
 ATTEMPTS = 3
 """Fresh boxes that may fail their inspection in a row before the acquire fails."""
 _log = logging.getLogger(__name__)
@@ -163,7 +166,10 @@ class WarmBackend(Backend):
         while shelf.ready:
             box = shelf.ready.popleft()
             if box.age_seconds < SHELF_SECONDS:
-                self._refill()
+                if shelf.ready:  # nobody waits for the next one: what was asked for now goes first
+                    asyncio.get_running_loop().call_later(REFILL_SECONDS, self._refill)
+                else:
+                    self._refill()
                 return box
             self._later(box)
         waiter: asyncio.Future[Box] = asyncio.get_running_loop().create_future()

@@ -75,11 +75,11 @@ class SpawnerLink:
                     while self._preloaded:
                         self._preloaded.popitem()[1].close()
                 socket.send_fds(self._interpreter(preload, root), [b"r"], [body, *descriptors])
-            return self.pid
         except OSError as error:
             raise InfraError("sandbox_backend", f"no interpreter with modules imported can be started: {error!r}") from error
         finally:
             os.close(body)
+        return self.pid
 
     def close(self) -> None:
         with self._lock:
