@@ -113,11 +113,10 @@ async def run(box: DockerBox, entry: Entry, host: DockerBackend, request: ExecRe
 
     def judge(report: Report) -> ExecResult:
         if report.failure:
-            if not host.spawner.alive(spawner):
-                box.clear()
-                raise InfraError("sandbox_backend", f"the sandbox spawner died while a command ran in box {box.id}")
             box.raise_if_gone(settle=1.0)
-            raise InfraError("sandbox_backend", f"a command could not enter box {box.id}: {report.failure}")
+            box.clear()  # nobody watches any more what had been started
+            died = "" if host.spawner.alive(spawner) else "the sandbox spawner died; "
+            raise InfraError("sandbox_backend", f"{died}a command in box {box.id} has no report: {report.failure}")
         oom = box.judged(report.code, kills, late=report.timed_out)
         return report.result(oom_killed=oom)
 
