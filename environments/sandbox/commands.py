@@ -1,9 +1,9 @@
 """One command in a box that is entered from the host: launched through the spawner, followed to its report or its death.
 
 Contract: what runs between is entering.py. `launch` blocks for a moment and returns the line on which the report comes.
-`follow` returns when the command is dead: it ended by itself, was late, or `stop` was set; when it is cancelled, it kills first.
-`kill` ends everything of the command that has joined its control groups; it is called again as long as no report has come, for
-a process that had not joined them yet.
+`follow` returns when the command is dead: it ended by itself, was late, or `stop` was set; cancelled, it kills first. `kill`
+ends everything of the command that has joined its control groups; it is called again as long as no report has come, for a
+process that had not joined them yet.
 """
 
 from __future__ import annotations
