@@ -1,10 +1,11 @@
 """One box of Docker's engine: starting and proving it, commands, shells, files, its end.
 
-Contract: environments/sandbox/base.py. The engine's exec has neither deadline nor cap: the stream is read here, with both.
-When a command has ended and nothing else runs, or when one has timed out, *every* process of the policy is killed, background
-ones and open shells included. While a shell is open, what a command leaves in the background lives on, and goes with the
-shell. The engine starts an exec by a helper that takes the policy's user before it executes; a process of the policy that
-stops or kills it would block the engine, and that would look like an outage. The killing is done from the host
+Contract: environments/sandbox/base.py. Where the box can be entered from its host, commands are (docker_entry.py); elsewhere
+they are execs of the engine, as shells and companions are everywhere. The engine's exec has neither deadline nor cap: the
+stream is read here, with both. When a command has ended and nothing else runs, or when one has timed out, *every* process of
+the policy is killed, background ones and open shells included. While a shell is open, what a command leaves in the background
+lives on, and goes with the shell. The engine starts an exec by a helper that takes the policy's user before it executes; a
+process of the policy that stops or kills it would block the engine, and look like an outage. The killing is done from the host
 (docker_processes.py), out of the policy's reach. Files are written and read from the host too, through a descriptor of the work
 folder that was opened before the first command. If the killing cannot be done, the container is destroyed, and the box is lost
 by the policy's own doing; so is a box whose memory is so full that its files cannot be read. No memory outlives its processes
@@ -39,7 +40,7 @@ from environments.sandbox.docker_processes import filtered, kill_container, kill
 from environments.sandbox.docker_shell import AGENT, DockerWire
 from environments.sandbox.docker_stream import close, early_output, pump
 from environments.sandbox.entering import CANNOT_START
-from environments.sandbox.files import IN_THE_WAY, acting_as, read_files, write_files
+from environments.sandbox.files import acting_as, read_files, write_files
 from environments.sandbox.shell import Wire
 from environments.sandbox.shell_agent import HeadTail
 from infra.rootfs import BOX_UID
@@ -58,7 +59,7 @@ SECURITY = ("no-new-privileges:true", f"seccomp={seccomp.docker_profile()}")
 _POLICY = f"{BOX_UID}:{BOX_UID}"
 _KILL_ALL = ("/bin/sh", "-c", "kill -9 -1")
 """Signals everything the policy's user may signal, in one call of the kernel: no fork outruns it."""
-_FILE_SECONDS, _END_SECONDS = 60.0, 5.0
+_END_SECONDS = 5.0
 
 
 class _Ran(NamedTuple):
@@ -177,7 +178,7 @@ class DockerBox(Box):
 
     def _measured(self, request: ExecRequest, argv: list[str], abort: threading.Event) -> ExecResult:
         kills = self.oom_kills()
-        code, streams, wall = self._stream(
+        code, streams, wall = self.stream(
             argv, request.stdin, request.deadline_seconds, request.max_output_bytes, self.folder(request), abort
         )
         oom = self.judged(code, kills, late=code is None and not abort.is_set())
@@ -212,10 +213,10 @@ class DockerBox(Box):
         if code != 137:
             return 0
         files = "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
-        ran = self._stream(["/bin/sh", "-c", f"cat {files} 2>/dev/null"], b"", 10.0, 65536, "/", threading.Event())
+        ran = self.stream(["/bin/sh", "-c", f"cat {files} 2>/dev/null"], b"", 10.0, 65536, "/", threading.Event())
         return oom_count(ran.streams[0].bytes().decode(errors="replace"))
 
-    def _stream(self, argv: Sequence[str], stdin: bytes, seconds: float, cap: int, cwd: str, abort: threading.Event) -> _Ran:
+    def stream(self, argv: Sequence[str], stdin: bytes, seconds: float, cap: int, cwd: str, abort: threading.Event) -> _Ran:
         """Run in the box as the policy's user. The deadline counts from the command's start, as `wall` does. Blocks."""
         streams = HeadTail(cap), HeadTail(cap)
         try:
@@ -315,7 +316,7 @@ class DockerBox(Box):
                     return True
         for attempt in range(4):
             try:
-                self._stream(_KILL_ALL, b"", 10.0, 4096, "/", threading.Event())
+                self.stream(_KILL_ALL, b"", 10.0, 4096, "/", threading.Event())
                 if len(self.container.top()["Processes"]) <= RESERVED_PIDS:
                     return True
             except SandboxLost:
@@ -357,22 +358,7 @@ class DockerBox(Box):
                 with acting_as(BOX_UID, BOX_UID):
                     write_files(self._work, files)
                 return
-            code, streams, _ = self._stream(
-                docker_files.WRITE_COMMAND,
-                docker_files.write_request(files),
-                _FILE_SECONDS,
-                4096,
-                self.spec.workdir,
-                threading.Event(),
-            )
-            if code != 0 or streams[0].bytes() != b"ok":
-                self.raise_if_gone()
-                reason = streams[1].bytes().decode(errors="replace").strip().rpartition("\n")[2]
-                raise InputError(
-                    f"cannot write {', '.join(files)} into the box: {reason or f'exit code {code}'}",
-                    field="name",
-                    remedy=IN_THE_WAY,
-                )
+            docker_files.write_inside(self, files)
 
         await self._host.run(write)
 
@@ -393,22 +379,7 @@ class DockerBox(Box):
             if self._work >= 0:
                 with acting_as(BOX_UID, BOX_UID):
                     return read_files(self._work, names, max_bytes=max_bytes)
-            kills = self.oom_kills()
-            cap = max_bytes + 8 * len(names) + 256
-            code, streams, _ = self._stream(
-                docker_files.READ_COMMAND,
-                docker_files.read_request(names, max_bytes),
-                _FILE_SECONDS,
-                cap,
-                self.spec.workdir,
-                threading.Event(),
-            )
-            if code != 0:
-                self.raise_if_gone()
-                if self.oom_kills(code) > kills:
-                    raise SandboxLost(f"box {self.id} is so full that its files cannot be read; this is the policy's failure")
-                raise InfraError("sandbox_backend", f"collecting from box {self.id} failed: {streams[1].bytes()[-500:]!r}")
-            return docker_files.read_answer(names, streams[0].bytes())
+            return docker_files.read_inside(self, names, max_bytes)
 
         return await self._host.run(read)
 
