@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import select
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,8 +38,11 @@ ENDING_SECONDS = 0.1
 """A box's processes die a moment before its first one is seen to have ended."""
 _WATCH_SECONDS = 1.0
 """How often a running command is asked whether its engine is still there."""
-_RIGHTS = {"kill": 5, "setgid": 6, "setuid": 7, "setpcap": 8, "sys_chroot": 18, "sys_ptrace": 19, "sys_admin": 21}
+_RIGHTS = {
+    "kill": 5, "setgid": 6, "setuid": 7, "setpcap": 8, "sys_chroot": 18, "sys_ptrace": 19, "sys_admin": 21, "sys_resource": 24,
+}  # fmt: skip
 """Capabilities that the spawner needs, by number."""
+_LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"]
 
 
 class Entry:
@@ -47,6 +51,8 @@ class Entry:
     def __init__(self, container: str, init: int, groups: tuple[Path, ...]) -> None:
         self._container, self._init, self._groups = container, init, groups
         self._handle = os.pidfd_open(init)
+        self.limits = [(kind, resource.prlimit(init, kind)) for kind in _LIMITS]
+        """What the engine gave the container's first process, which is not the policy's."""
         if container not in Path(f"/proc/{init}/cgroup").read_text():
             self.close()
             raise ProcessLookupError(f"process {init} is not of container {container}")
@@ -102,6 +108,7 @@ async def run(box: DockerBox, entry: Entry, host: DockerBackend, request: ExecRe
         kills = box.oom_kills()
         message = {
             "env": env, "cwd": box.folder(request), "uid": BOX_UID, "gid": BOX_UID, "view": box.view(), "spaces": SHARED_USERS,
+            "limits": entry.limits,
         }  # fmt: skip
         root = rootfs_path(box.spec.image)
         try:

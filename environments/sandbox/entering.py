@@ -216,6 +216,8 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
             if name in spaces:
                 setns(spaces[name])
         if "user" not in spaces:
+            for kind, pair in request["limits"]:
+                resource.setrlimit(kind, tuple(pair))
             bound()
             drop(request["uid"], request["gid"])
         powerless()
