@@ -51,11 +51,14 @@ class Entry:
     def __init__(self, container: str, init: int, groups: tuple[Path, ...]) -> None:
         self._container, self._init, self._groups = container, init, groups
         self._handle = os.pidfd_open(init)
-        self.limits = [(kind, resource.prlimit(init, kind)) for kind in _LIMITS]
-        """What the engine gave the container's first process, which is not the policy's."""
-        if container not in Path(f"/proc/{init}/cgroup").read_text():
+        try:
+            self.limits = [(kind, resource.prlimit(init, kind)) for kind in _LIMITS]
+            """What the engine gave the container's first process, which is not the policy's."""
+            if container not in Path(f"/proc/{init}/cgroup").read_text():
+                raise ProcessLookupError(f"process {init} is not of container {container}")
+        except OSError:
             self.close()
-            raise ProcessLookupError(f"process {init} is not of container {container}")
+            raise
 
     @contextmanager
     def descriptors(self) -> Iterator[list[int]]:
