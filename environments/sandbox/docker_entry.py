@@ -38,11 +38,16 @@ ENDING_SECONDS = 0.1
 """A box's processes die a moment before its first one is seen to have ended."""
 _WATCH_SECONDS = 1.0
 """How often a running command is asked whether its engine is still there."""
-_RIGHTS = {
-    "kill": 5, "setgid": 6, "setuid": 7, "setpcap": 8, "sys_chroot": 18, "sys_ptrace": 19, "sys_admin": 21, "sys_resource": 24,
+_RIGHTS = {"kill": 5, "setgid": 6, "setuid": 7, "setpcap": 8, "sys_chroot": 18, "sys_ptrace": 19, "sys_admin": 21}
+_RAISE = {"sys_resource": 24}
+"""Capabilities that the spawner needs, by number; the second only for rlimits above its own."""
+_LIMITS = {
+    "cpu time": resource.RLIMIT_CPU, "file size": resource.RLIMIT_FSIZE, "data size": resource.RLIMIT_DATA,
+    "stack size": resource.RLIMIT_STACK, "resident set": resource.RLIMIT_RSS, "processes": resource.RLIMIT_NPROC,
+    "locked memory": resource.RLIMIT_MEMLOCK, "address space": resource.RLIMIT_AS,
+    "pending signals": resource.RLIMIT_SIGPENDING, "msgqueue size": resource.RLIMIT_MSGQUEUE,
 }  # fmt: skip
-"""Capabilities that the spawner needs, by number."""
-_LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"]
+"""As /proc calls them. Core files, open files and locks are set by entering.py; no others are of account without rights."""
 
 
 class Entry:
@@ -52,7 +57,7 @@ class Entry:
         self._container, self._init, self._groups = container, init, groups
         self._handle = os.pidfd_open(init)
         try:
-            self.limits = [(kind, resource.prlimit(init, kind)) for kind in _LIMITS]
+            self.limits = _limits(init)
             """What the engine gave the container's first process, which is not the policy's."""
             if container not in Path(f"/proc/{init}/cgroup").read_text():
                 raise ProcessLookupError(f"process {init} is not of container {container}")
@@ -94,10 +99,12 @@ def find_entry(about: Mapping[str, Any], init: int) -> Entry | None:
     if os.geteuid() != 0 or any(label not in (None, "", "unconfined") for label in labels):
         return None
     try:
-        if _label(init) != _label(os.getpid()) or not _same_space(init, "user") or not _may():
+        if _label(init) != _label(os.getpid()) or not _same_space(init, "user") or not _may(_RIGHTS):
             return None
         groups = _groups(init, str(about["Id"]))
-        return None if groups is None else Entry(str(about["Id"]), init, groups)
+        return (
+            None if groups is None or not (_may(_RAISE) or _in_reach(_limits(init))) else Entry(str(about["Id"]), init, groups)
+        )
     except OSError:
         return None
 
@@ -171,10 +178,27 @@ def _same_space(pid: int, name: str) -> bool:
     return os.stat(f"/proc/{pid}/ns/{name}").st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
 
 
-def _may() -> bool:
+def _may(rights: Mapping[str, int]) -> bool:
     row = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith("CapEff:"))
     held = int(row.split()[1], 16)
-    return all(held >> number & 1 for number in _RIGHTS.values())
+    return all(held >> number & 1 for number in rights.values())
+
+
+def _limits(pid: int) -> list[tuple[int, tuple[int, int]]]:
+    """rlimits of a process of any user: kind, soft, hard."""
+    found = []
+    for row in Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]:
+        kind, words = _LIMITS.get(row[:26].removeprefix("Max ").strip()), row[26:].split()
+        if kind is not None:
+            soft, hard = (resource.RLIM_INFINITY if word == "unlimited" else int(word) for word in words[:2])
+            found.append((kind, (soft, hard)))
+    return found
+
+
+def _in_reach(limits: list[tuple[int, tuple[int, int]]]) -> bool:
+    """Whether the spawner can set them without the right to raise its own."""
+    pairs = [(hard, resource.getrlimit(kind)[1]) for kind, (_, hard) in limits]
+    return all(own == resource.RLIM_INFINITY or resource.RLIM_INFINITY != hard <= own for hard, own in pairs)
 
 
 def _groups(init: int, container: str) -> tuple[Path, ...] | None:
