@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import math
 import socket
 import uuid
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DockerBackend", "DockerBox"]
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _SYSCTLS = {
     "kernel.shm_rmid_forced": "1",  # segments go with their last process
     "kernel.shmall": str(SCRATCH_BYTES // 4096),
@@ -108,6 +110,7 @@ class DockerBackend(Backend):
         await self.run(self.reap)
         try:
             box = await self.acquire(SandboxSpec(limits=SandboxLimits(lifetime_seconds=60)))
+            await self._try_entry(box)
             result = await box.exec(ExecRequest(argv=("python3", "-I", "-c", "print('ok')"), deadline_seconds=30))
             if isinstance(box, DockerBox) and not box.on_this_host():
                 self.capabilities = self.capabilities - {SERVICES, IMAGE_SERVICES}
@@ -118,6 +121,21 @@ class DockerBackend(Backend):
             raise MissingRequirement(
                 f"python3 does not run in a box ({result.stderr[-300:]!r}); run: python -m infra.rootfs --docker"
             )
+
+    async def _try_entry(self, box: Box) -> None:
+        """A host may look as if its boxes could be entered, and forbid it; then the engine starts all commands."""
+        if not isinstance(box, DockerBox) or box.entry is None:
+            return
+        try:
+            entered = await box.exec(ExecRequest(argv=("true",), deadline_seconds=30))
+            why = "" if entered.exit_code == 0 else f"exit code {entered.exit_code}, {entered.stderr[-200:]!r}"
+        except InfraError as error:
+            why = str(error)
+        if why:
+            _log.warning("commands go through Docker's engine, as its boxes cannot be entered on this host: %s", why)
+            self.enters = False
+            box.entry.close()
+            box.entry = None
 
     def _info(self) -> dict[str, Any]:
         about: dict[str, Any] = self.client.info()

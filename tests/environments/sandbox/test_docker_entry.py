@@ -14,11 +14,13 @@ import pytest
 
 from data_contracts.errors import InfraError
 from data_contracts.protocols import ExecRequest
+from environments.sandbox import docker_entry
 from environments.sandbox.conformance.lab import Lab, py, sh
 from environments.sandbox.conformance.suite import checks, run_checks
 from environments.sandbox.docker import DockerBackend, DockerBox
 from environments.sandbox.docker_entry import find_entry
 from environments.sandbox.docker_processes import policy_processes
+from environments.sandbox.entering import SHARED_USERS
 from environments.sandbox.owners import start_ticks
 from infra.rootfs import BOX_UID
 from tests.environments.sandbox.test_preload import LOOK
@@ -81,6 +83,28 @@ async def test_a_container_that_the_engine_guards_otherwise_is_not_entered(docke
         assert find_entry({**about, "ProcessLabel": "system_u:system_r:container_t:s0:c1,c2"}, box.init) is None
         assert find_entry(about, os.getpid()) is None, "a process of another group"
         assert find_entry({**about, "Id": "0" * 64}, box.init) is None
+
+
+async def test_a_host_that_forbids_it_has_the_engine_start_commands(
+    docker_engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(docker_entry.Entry, "descriptors", wrong_spaces)
+    backend = DockerBackend()
+    await backend.check()
+    assert "cannot be entered" in caplog.text
+    async with Lab(backend).box() as box:
+        assert isinstance(box, DockerBox)
+        assert box.entry is None
+        assert (await sh(box, "echo here")).stdout == b"here\n"
+    await backend.close()
+
+
+@contextlib.contextmanager
+def wrong_spaces(self: docker_entry.Entry) -> Iterator[list[int]]:
+    """What setns refuses."""
+    null = os.open("/dev/null", os.O_RDONLY)
+    yield [null] * len(SHARED_USERS)
+    os.close(null)
 
 
 async def test_a_spawner_that_dies_is_an_outage_and_leaves_nothing_running(docker_engine: str) -> None:
