@@ -173,7 +173,8 @@ class BubblewrapBox(Box):
             if not reading.done():
                 timed_out = True
                 await asyncio.to_thread(self._group.kill, number)
-            payload = await asyncio.wait_for(reading, 2 * entering.BACKSTOP_SECONDS)
+            async with asyncio.timeout(2 * entering.BACKSTOP_SECONDS):
+                payload = await reading
         except TimeoutError as error:
             raise InfraError("sandbox_backend", f"a command in box {self.id} was killed but its report never came") from error
         except asyncio.CancelledError:
