@@ -13,6 +13,7 @@ under the caller's own uid in a user namespace, and only in a delegated control 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -97,19 +98,21 @@ class BubblewrapBackend(Backend):
             raise InfraError(
                 "image_missing", f"no sandbox root file system at {root}; run: python -m infra.rootfs --variant {spec.image}"
             )
+        claiming = asyncio.ensure_future(asyncio.to_thread(tree.claim, os.getpid(), this_process().start))
         try:
-            group = await asyncio.to_thread(tree.claim, os.getpid(), this_process().start)
+            group = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            await asyncio.shield(_give_back(claiming))
+            raise
         except OSError as error:
             raise InfraError("sandbox_backend", f"cannot make a control group for a box: {error}") from error
         box = BubblewrapBox(self, spec, group)
         starting = asyncio.ensure_future(asyncio.to_thread(box.start, root, self._bwrap))
         try:
-            await asyncio.wait_for(asyncio.shield(starting), START_SECONDS)
+            async with asyncio.timeout(START_SECONDS):  # wait_for of Python 3.11 may swallow a cancellation
+                await asyncio.shield(starting)
         except BaseException as error:
-            # Cancelled or too late: the thread sees its pipes end, and must be done before its box is taken apart.
-            await asyncio.to_thread(group.kill)
-            await asyncio.wait({starting}, timeout=START_SECONDS)
-            await box.destroy()
+            await asyncio.shield(_abandon(box, group, starting))  # whoever cancels twice does not cut this short
             if isinstance(error, (OSError, TimeoutError)):
                 raise InfraError("sandbox_backend", f"cannot start a box: {error!r}") from error
             raise
@@ -119,3 +122,18 @@ class BubblewrapBackend(Backend):
         assert isinstance(box, BubblewrapBox)
         assert isinstance(companion, BubblewrapBox)
         return await asyncio.to_thread(companion.relay_from, box, port, target)
+
+
+async def _give_back(claiming: asyncio.Future[cgroups.Group]) -> None:
+    """The caller is gone, but the thread claims nonetheless."""
+    with contextlib.suppress(OSError, InfraError):
+        await asyncio.to_thread((await claiming).remove)
+
+
+async def _abandon(box: BubblewrapBox, group: cgroups.Group, starting: asyncio.Future[None]) -> None:
+    """Cancelled or too late: the thread sees its pipes end, and must be done before its box is taken apart."""
+    await asyncio.to_thread(group.kill)
+    await asyncio.wait({starting}, timeout=START_SECONDS)
+    if starting.done():
+        starting.exception()  # of no interest any more
+    await box.destroy()

@@ -59,7 +59,8 @@ class Link:
         """Raises OSError with the reason, or TimeoutError."""
         loop = asyncio.get_running_loop()
         self._control.setblocking(False)
-        word = await asyncio.wait_for(loop.sock_recv(self._control, 1000), LINK_SECONDS)
+        async with asyncio.timeout(LINK_SECONDS):
+            word = await loop.sock_recv(self._control, 1000)
         if word != relay.READY:
             raise OSError(word.decode(errors="replace") or "the relay ended while it started")
 
@@ -77,7 +78,8 @@ class Link:
             with theirs:
                 socket.send_fds(self._control, [relay.DIAL], [theirs.fileno()])
             ours.setblocking(False)
-            word = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 1), seconds)
+            async with asyncio.timeout(seconds):
+                word = await asyncio.get_running_loop().sock_recv(ours, 1)
         except BaseException:
             ours.close()
             raise
@@ -174,7 +176,8 @@ class Companion:
         if sock is None:
             return f"nothing listens at 127.0.0.1:{self.spec.target}"
         with sock:
-            return await asyncio.wait_for(_http(sock, health.http), min(left, 5.0)) if health.http else ""
+            async with asyncio.timeout(min(left, 5.0)):
+                return await _http(sock, health.http) if health.http else ""
 
     async def _last_words(self) -> str:
         self._stop.set()
@@ -246,7 +249,8 @@ async def accompany(backend: Backend, box: Box) -> None:
         await asyncio.gather(*starting)
     finally:
         for task in starting:
-            task.cancel()
+            if not task.cancelling():  # one that is being cancelled cleans up, and is not to be disturbed
+                task.cancel()
         await asyncio.wait(starting)
         for task in starting:
             if not task.cancelled():

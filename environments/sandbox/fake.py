@@ -74,7 +74,8 @@ class FakeBox(Box):
         pumps.append(asyncio.ensure_future(_feed(process.stdin, request.stdin)))
         timed_out = False
         try:
-            await asyncio.wait_for(_exited(process), request.deadline_seconds)
+            async with asyncio.timeout(request.deadline_seconds):
+                await _exited(process)
         except TimeoutError:
             timed_out = True
         finally:

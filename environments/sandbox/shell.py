@@ -105,7 +105,8 @@ class BoxShell:
 
     async def _ran(self, request: dict[str, object], kills: int, seconds: float) -> ShellResult:
         try:
-            header, out, err = await asyncio.wait_for(self._turn(request), seconds)
+            async with asyncio.timeout(seconds):
+                header, out, err = await self._turn(request)
         except TimeoutError:
             await self.close()
             return ShellResult(exit_code=None, stdout=b"", stderr=b"", timed_out=True, alive=False)
@@ -154,7 +155,8 @@ class BoxShell:
 async def stand(wire: Wire) -> None:
     """Wait until the shell behind `wire` stands, or end the wire. Raises InputError, SandboxLost, InfraError."""
     try:
-        header, _, err = await asyncio.wait_for(wire.answer(), START_SECONDS)
+        async with asyncio.timeout(START_SECONDS):
+            header, _, err = await wire.answer()
     except (EOFError, OSError, TimeoutError) as error:
         await wire.end()
         await wire.require_box()

@@ -82,7 +82,8 @@ class _Process:
     async def ask(self, question: dict[str, Any], *, deadline_seconds: float) -> str:
         future = await asyncio.to_thread(self._send, question)
         try:
-            outcome, text = await asyncio.wait_for(asyncio.wrap_future(future), deadline_seconds)
+            async with asyncio.timeout(deadline_seconds):
+                outcome, text = await asyncio.wrap_future(future)
         except TimeoutError:
             raise InfraError("grading_deadline", f"no answer from sympy within {deadline_seconds:g} s") from None
         return "" if outcome == "equal" else text if outcome == "different" else f"undecided: {text}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +17,7 @@ from environments.sandbox.conformance.lab import Lab, sh
 from environments.sandbox.conformance.suite import checks, run_check, run_checks
 from environments.sandbox.docker import DockerBackend
 from environments.sandbox.fake import FakeBackend
+from tests.conformance.table import PAGE
 
 BACKENDS: tuple[type[Backend], ...] = (BubblewrapBackend, DockerBackend, FakeBackend)
 ROWS = [
@@ -164,3 +166,9 @@ async def test_checks_that_count_run_alone(fake_backend: Backend) -> None:
     outcomes = await run_checks(Lab(fake_backend), chosen)
     assert [outcome.name for outcome in outcomes] == ["a.1", "a.2", "a.3", "a.4"]
     assert together == [0, 0, 1, 1]
+
+
+def test_the_page_of_outcomes_has_every_check() -> None:
+    """docs/results/conformance.md is what a stranger reads; it may not fall behind the checks."""
+    rows = re.findall(r"^\| `([a-z_.0-9]+)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert rows == [item.name for item in checks()], "run: python -m tests.conformance.table"
