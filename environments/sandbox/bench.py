@@ -246,7 +246,7 @@ async def main():
     backend = open_backend(SandboxConfig(backend=sys.argv[1], concurrency=8))
     boxes = await asyncio.gather(*(backend.acquire(SandboxSpec()) for _ in range(int(sys.argv[2]))))
     running = [asyncio.ensure_future(box.exec(ExecRequest(argv=("sleep", "250"), deadline_seconds=280))) for box in boxes]
-    spawner = getattr(backend, "_spawner", None)
+    spawner = getattr(backend, "spawner", None)
     await asyncio.sleep(0.5)
     print(spawner.pid if spawner else 0, flush=True)
     await asyncio.wait(running)

@@ -14,31 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from data_contracts.errors import InfraError, MissingRequirement
-from data_contracts.protocols import ExecRequest, Preload
+from data_contracts.protocols import ExecRequest
 from data_contracts.records import SandboxLimits, SandboxSpec
-from environments.sandbox import cgroups, seccomp, spawner
+from environments.sandbox import cgroups, seccomp
 from environments.sandbox.base import CONTRACT, ISOLATION, SERVICES, Backend, Box
 from environments.sandbox.bubblewrap_box import BubblewrapBox
 from environments.sandbox.owners import this_process
+from environments.sandbox.spawner_link import START_SECONDS, SpawnerLink
 from infra.rootfs import rootfs_path
 
-START_SECONDS = 30.0
 __all__ = ["BubblewrapBackend", "BubblewrapBox"]
-_PRELOAD_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0",
-}  # fmt: skip
-"""Of interpreters that are forked; the fork then takes its command's own."""
 
 
 class BubblewrapBackend(Backend):
@@ -49,12 +40,8 @@ class BubblewrapBackend(Backend):
         super().__init__(concurrency=concurrency)
         self._lock = threading.Lock()
         self._tree: cgroups.Tree | None = None
-        self._control: socket.socket | None = None
-        self._spawner: subprocess.Popen[bytes] | None = None
+        self.spawner = SpawnerLink()
         self._bwrap = ""
-        self._preloading = threading.Lock()
-        self._preloaded: dict[tuple[int, Path, Preload], socket.socket] = {}
-        """Sockets of interpreters that are forked, by spawner, root file system and what they have imported."""
 
     async def check(self) -> None:
         await asyncio.to_thread(self._require)
@@ -102,13 +89,7 @@ class BubblewrapBackend(Backend):
 
     async def close(self) -> None:
         await super().close()
-        with self._lock:
-            control, process, self._control, self._spawner = self._control, self._spawner, None, None
-        while self._preloaded:
-            self._preloaded.popitem()[1].close()
-        if control and process:
-            control.close()
-            await asyncio.to_thread(process.wait, 30)
+        await asyncio.to_thread(self.spawner.close)
 
     async def _acquire(self, spec: SandboxSpec) -> Box:
         tree = await asyncio.to_thread(self._require)
@@ -141,83 +122,6 @@ class BubblewrapBackend(Backend):
         assert isinstance(box, BubblewrapBox)
         assert isinstance(companion, BubblewrapBox)
         return await asyncio.to_thread(companion.relay_from, box, port, target)
-
-    def send(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
-        """One request to the spawner (started when there is none), whose pid is the answer. Blocks for a moment."""
-        body = os.memfd_create("request")
-        try:
-            os.write(body, json.dumps(request).encode())
-            with self._lock:
-                if self._spawner is None or self._spawner.poll() is not None:
-                    self._start_spawner()
-                assert self._control is not None
-                assert self._spawner is not None
-                socket.send_fds(self._control, [b"r"], [body, *descriptors])
-                return self._spawner.pid
-        except OSError as error:
-            raise InfraError("sandbox_backend", f"the sandbox spawner does not answer: {error}") from error
-        finally:
-            os.close(body)
-
-    def send_preloaded(self, preload: Preload, image: str, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """One request to the interpreter that has `preload` imported, started when there is none. Blocks for a moment."""
-        body, root = os.memfd_create("request"), rootfs_path(image)
-        try:
-            os.write(body, json.dumps(request).encode())
-            try:
-                socket.send_fds(self._interpreter(preload, root), [b"r"], [body, *descriptors])
-            except (BrokenPipeError, ConnectionResetError):  # it was killed, by the host's memory limit for example
-                with self._preloading:
-                    while self._preloaded:
-                        self._preloaded.popitem()[1].close()
-                socket.send_fds(self._interpreter(preload, root), [b"r"], [body, *descriptors])
-        except OSError as error:
-            raise InfraError("sandbox_backend", f"no interpreter with modules imported can be started: {error!r}") from error
-        finally:
-            os.close(body)
-
-    def _interpreter(self, preload: Preload, root: Path) -> socket.socket:
-        with self._preloading:
-            pid = self._spawner.pid if self._spawner else 0
-            found = self._preloaded.get((pid, root, preload))
-            if found is not None:
-                return found
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                request = {
-                    "op": "preload", "owner": os.getpid(), "root": str(root), "options": preload.options,
-                    "modules": preload.modules, "env": _PRELOAD_ENVIRONMENT,
-                }  # fmt: skip
-                pid = self.send(request, [theirs.fileno()])
-            ours.settimeout(START_SECONDS)
-            try:
-                ready = ours.recv(16)
-            except OSError:
-                ready = b""
-            if ready != b"ready":
-                ours.close()
-                raise OSError("it did not start in time" if ready else "it ended while it started")
-            ours.settimeout(None)
-            self._preloaded[pid, root, preload] = ours
-            return ours
-
-    def spawner_alive(self, pid: int) -> bool:
-        return self._spawner is not None and self._spawner.pid == pid and self._spawner.poll() is None
-
-    def _start_spawner(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        calls = os.memfd_create("calls")
-        os.write(calls, seccomp.program())
-        passed = (theirs.fileno(), calls)
-        command = [sys.executable, "-I", "-S", spawner.__file__, str(passed[0]), str(os.getpid()), str(calls)]
-        self._spawner = subprocess.Popen(
-            command, pass_fds=passed, stdin=subprocess.DEVNULL, start_new_session=True, env={}, cwd="/"
-        )
-        theirs.close()
-        os.close(calls)
-        if self._control:
-            self._control.close()
-        self._control = ours
 
 
 async def _give_back(claiming: asyncio.Future[cgroups.Group]) -> None:

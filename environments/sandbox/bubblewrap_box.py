@@ -15,20 +15,20 @@ import json
 import os
 import select
 import socket
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from data_contracts.errors import InfraError, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxLimits, SandboxSpec
 from environments.sandbox import cgroups, entering, shell_agent
 from environments.sandbox.base import SCRATCH_BYTES, Box, inodes
+from environments.sandbox.commands import KILLED, Report, follow, launch
 from environments.sandbox.files import acting_as, read_files, write_files
 from environments.sandbox.shell import StreamWire, Wire
-from infra.rootfs import BOX_UID
+from infra.rootfs import BOX_UID, rootfs_path
 
 if TYPE_CHECKING:
     from environments.sandbox.bubblewrap import BubblewrapBackend
@@ -58,7 +58,7 @@ class BubblewrapBox(Box):
         }  # fmt: skip
         with self._entrances() as groups:
             info, errors, ready = os.pipe(), os.pipe(), os.pipe()
-            self._spawner_pid = self._host.send(message, [info[1], errors[1], ready[1], *groups])
+            self._spawner_pid = self._host.spawner.send(message, [info[1], errors[1], ready[1], *groups])
         for _, write_end in (info, errors, ready):
             os.close(write_end)
         with os.fdopen(info[0], "rb") as about, os.fdopen(errors[0], "rb") as problem, os.fdopen(ready[0], "rb") as signal_:
@@ -83,7 +83,7 @@ class BubblewrapBox(Box):
         ]
         read_end, write_end = os.pipe()
         request = {"op": "remount", "mounts": mounts, "uid": self._uid, "gid": self._gid}
-        self._host.send(request, [write_end, *self._spaces()])
+        self._host.spawner.send(request, [write_end, *self._spaces()])
         os.close(write_end)
         with os.fdopen(read_end, "rb") as answer:
             text = answer.read(1000)
@@ -150,7 +150,7 @@ class BubblewrapBox(Box):
         if self._alive():
             return
         self._expired()
-        if not self._host.spawner_alive(self._spawner_pid):
+        if not self._host.spawner.alive(self._spawner_pid):
             raise InfraError("sandbox_backend", f"the sandbox spawner died, and box {self.id} with it")
         memory = " or by its memory limit" if self._group.oom_kills() else ""
         raise SandboxLost(f"box {self.id} is gone: its pid 1 was killed from inside{memory}; this is the policy's failure")
@@ -163,28 +163,11 @@ class BubblewrapBox(Box):
         self._commands += 1
         number, kills = self._commands, self._group.oom_kills()
         reader = await asyncio.to_thread(self._launch, number, request, env)
-        timed_out, began = False, time.monotonic()
-        stream = asyncio.StreamReader(limit=1 << 20)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), reader)
-        stopping = asyncio.ensure_future(stop.wait())
         try:
-            reading = asyncio.ensure_future(stream.read())
-            await asyncio.wait({reading, stopping}, timeout=request.deadline_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                timed_out = True
-                await asyncio.to_thread(self._group.kill, number)
-            async with asyncio.timeout(2 * entering.BACKSTOP_SECONDS):
-                payload = await reading
-        except TimeoutError as error:
-            raise InfraError("sandbox_backend", f"a command in box {self.id} was killed but its report never came") from error
-        except asyncio.CancelledError:
-            await asyncio.shield(asyncio.to_thread(self._group.kill, number))
-            raise
+            report = await follow(reader, request.deadline_seconds, lambda: asyncio.to_thread(self._group.kill, number), stop)
         finally:
-            stopping.cancel()
-            transport.close()
             self._group.forget(number)
-        return await self._result(payload, timed_out, kills, time.monotonic() - began)
+        return await self._result(report, kills)
 
     def relay_from(self, box: BubblewrapBox, port: int, target: int) -> socket.socket:
         """Blocks. Start the relay by which `box` reaches this companion; it counts as one of the companion's processes."""
@@ -196,7 +179,7 @@ class BubblewrapBox(Box):
         spaces = [box._fds["owner"], box._fds["net"], self._fds["owner"], self._fds["net"]]
         try:
             with theirs, self._entrances() as groups:
-                self._host.send(message, [theirs.fileno(), *spaces, *groups])
+                self._host.spawner.send(message, [theirs.fileno(), *spaces, *groups])
         except BaseException:
             ours.close()
             raise
@@ -215,7 +198,7 @@ class BubblewrapBox(Box):
                 "listed": f"{self._group.joins(number)[-1]}/cgroup.procs",
             }  # fmt: skip
             with self._entrances(number) as groups:
-                self._host.send(message, [theirs.fileno(), *self._spaces(), *groups])
+                self._host.spawner.send(message, [theirs.fileno(), *self._spaces(), *groups])
 
         try:
             await asyncio.to_thread(launch)
@@ -230,65 +213,30 @@ class BubblewrapBox(Box):
             theirs.close()
         return _ShellWire(self, number, reader, writer)
 
-    def _launch(self, number: int, request: ExecRequest, env: Mapping[str, str]) -> Any:
-        stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        read_end, write_end = os.pipe()
+    def _launch(self, number: int, request: ExecRequest, env: Mapping[str, str]) -> IO[bytes]:
+        message = {"env": env, "cwd": self.folder(request), "uid": self._uid, "gid": self._gid, "view": self.view()}
+        root = rootfs_path(self.spec.image) if os.geteuid() == 0 else None
         try:
-            view = memoryview(request.stdin)
-            while view:
-                view = view[os.write(stdin, view) :]
-            os.lseek(stdin, 0, os.SEEK_SET)
-            fcntl.fcntl(
-                stdin, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-            )
-            message = {
-                "op": "exec", "argv": request.argv, "env": env, "cwd": self.folder(request), "uid": self._uid,
-                "gid": self._gid, "cap": request.max_output_bytes, "seconds": request.deadline_seconds, "script": "",
-                "view": self.view(),
-            }  # fmt: skip
             with self._entrances(number) as groups:
-                descriptors = [write_end, stdin, *self._spaces(), *groups]
-                if request.preload is not None and os.geteuid() == 0:
-                    message["script"] = request.argv[-1]
-                    self._host.send_preloaded(request.preload, self.spec.image, message, descriptors)
-                else:
-                    self._host.send(message, descriptors)
+                return launch(self._host.spawner, request, message, [*self._spaces(), *groups], root)[0]
         except OSError as error:
-            os.close(read_end)
             raise InfraError("sandbox_backend", f"a command cannot be started in box {self.id}: {error}") from error
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(stdin)
-            os.close(write_end)
-        return os.fdopen(read_end, "rb", buffering=0)
 
-    async def _result(self, payload: bytes, timed_out: bool, kills: int, wall: float) -> ExecResult:
+    async def _result(self, report: Report, kills: int) -> ExecResult:
         oom = self._group.oom_kills() > kills
-        if not self._host.spawner_alive(self._spawner_pid):  # everything in the box was killed with it, pid 1 perhaps last
+        if not self._host.spawner.alive(self._spawner_pid):  # everything in the box was killed with it, pid 1 perhaps last
             raise InfraError("sandbox_backend", f"the sandbox spawner died, and box {self.id} with it")
-        size = int.from_bytes(payload[:4], "big") if len(payload) >= 4 else 0
-        header: dict[str, Any] = {"status": None, "error": "no report", "out": 0, "truncated": [False, False]}
-        if size:
-            header = json.loads(payload[4 : 4 + size])
-        if header["status"] is None:
+        if report.failure:
             # A box whose pid 1 is just ending refuses new processes a moment before it is seen to be gone.
             for _ in range(50):
                 self.require_alive()
                 await asyncio.sleep(0.02)
-            raise InfraError("sandbox_backend", f"a command could not enter box {self.id}: {header['error']}")
-        if not timed_out:
+            raise InfraError("sandbox_backend", f"a command could not enter box {self.id}: {report.failure}")
+        if not report.timed_out:
             self.require_alive()
-        body, split = payload[4 + size :], header["out"]
-        code = os.waitstatus_to_exitcode(header["status"])
-        if code == -9 and not timed_out:  # the box may have ended a moment before it is seen to be gone
+        if report.code == KILLED:  # the box may have ended a moment before it is seen to be gone
             self._expired()
-        return ExecResult(
-            exit_code=None if timed_out else code if code >= 0 else 128 - code,
-            stdout=body[:split], stderr=body[split:], stdout_truncated=header["truncated"][0],
-            stderr_truncated=header["truncated"][1], timed_out=timed_out, oom_killed=oom, wall_seconds=header.get("wall", wall),
-        )  # fmt: skip
+        return report.result(oom_killed=oom)
 
     async def _put(self, files: Mapping[str, bytes]) -> None:
         def write() -> None:

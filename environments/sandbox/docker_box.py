@@ -1,10 +1,11 @@
 """One box of Docker's engine: starting and proving it, commands, shells, files, its end.
 
-Contract: environments/sandbox/base.py. The engine's exec has neither deadline nor cap: the stream is read here, with both.
-When a command has ended and nothing else runs, or when one has timed out, *every* process of the policy is killed, background
-ones and open shells included. While a shell is open, what a command leaves in the background lives on, and goes with the
-shell. The engine starts an exec by a helper that takes the policy's user before it executes; a process of the policy that
-stops or kills it would block the engine, and that would look like an outage. The killing is done from the host
+Contract: environments/sandbox/base.py. Where the box can be entered from its host, commands are (docker_entry.py); elsewhere
+they are execs of the engine, as shells and companions are everywhere. The engine's exec has neither deadline nor cap: the
+stream is read here, with both. When a command has ended and nothing else runs, or when one has timed out, *every* process of
+the policy is killed, background ones and open shells included. While a shell is open, what a command leaves in the background
+lives on, and goes with the shell. The engine starts an exec by a helper that takes the policy's user before it executes; a
+process of the policy that stops or kills it would block the engine, and look like an outage. The killing is done from the host
 (docker_processes.py), out of the policy's reach. Files are written and read from the host too, through a descriptor of the work
 folder that was opened before the first command. If the killing cannot be done, the container is destroyed, and the box is lost
 by the policy's own doing; so is a box whose memory is so full that its files cannot be read. No memory outlives its processes
@@ -31,14 +32,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from data_contracts.errors import InfraError, InputError, SandboxLost
 from data_contracts.protocols import ExecRequest, ExecResult
 from data_contracts.records import Artifact, SandboxSpec
-from environments.sandbox import docker_files, seccomp
+from environments.sandbox import docker_entry, docker_files, seccomp
 from environments.sandbox.base import Box
 from environments.sandbox.cgroups import oom_count, oom_file
+from environments.sandbox.commands import KILLED
 from environments.sandbox.docker_processes import filtered, kill_container, kill_policy, policy_processes
 from environments.sandbox.docker_shell import AGENT, DockerWire
 from environments.sandbox.docker_stream import close, early_output, pump
 from environments.sandbox.entering import CANNOT_START
-from environments.sandbox.files import IN_THE_WAY, acting_as, read_files, write_files
+from environments.sandbox.files import acting_as, read_files, write_files
 from environments.sandbox.shell import Wire
 from environments.sandbox.shell_agent import HeadTail
 from infra.rootfs import BOX_UID
@@ -57,7 +59,7 @@ SECURITY = ("no-new-privileges:true", f"seccomp={seccomp.docker_profile()}")
 _POLICY = f"{BOX_UID}:{BOX_UID}"
 _KILL_ALL = ("/bin/sh", "-c", "kill -9 -1")
 """Signals everything the policy's user may signal, in one call of the kernel: no fork outruns it."""
-_FILE_SECONDS, _END_SECONDS = 60.0, 5.0
+_END_SECONDS = 5.0
 
 
 class _Ran(NamedTuple):
@@ -90,6 +92,8 @@ class DockerBox(Box):
         """Of a companion: what passes connections on to it."""
         self._work = -1
         """The work folder, as such a host sees it; -1: files go in and out by commands inside."""
+        self.entry: docker_entry.Entry | None = None
+        """How commands get in from such a host; None: by the engine."""
 
     def start(self) -> None:
         """Blocks. Starts the container and reads back that it is what was asked for."""
@@ -97,6 +101,8 @@ class DockerBox(Box):
         about = self._inspect()
         if self._oom_file is not None and about["HostConfig"].get("Runtime") in _SHARED_KERNEL:
             self._work = docker_files.open_work(self.init, str(self.container.id), self.spec)
+        if self._work >= 0 and self._host.enters:
+            self.entry = docker_entry.find_entry(about, self.init)
 
     def _inspect(self) -> dict[str, Any]:
         """Blocks. The container's attributes, read back from the engine: it runs, and is what was asked for."""
@@ -132,6 +138,12 @@ class DockerBox(Box):
     async def _exec(self, request: ExecRequest, env: Mapping[str, str]) -> ExecResult:
         if "=" in request.argv[0]:
             raise InputError(f"{request.argv[0]!r} cannot be a command's name", field="argv", remedy="Run it through sh -c")
+        if self.entry is not None:
+            self.running += 1
+            try:
+                return await docker_entry.run(self, self.entry, self._host, request, env)
+            finally:
+                self.running -= 1
         argv = self.command(env, request.argv)
         abort = threading.Event()
         self.running += 1
@@ -166,22 +178,30 @@ class DockerBox(Box):
 
     def _measured(self, request: ExecRequest, argv: list[str], abort: threading.Event) -> ExecResult:
         kills = self.oom_kills()
-        code, streams, wall = self._stream(
+        code, streams, wall = self.stream(
             argv, request.stdin, request.deadline_seconds, request.max_output_bytes, self.folder(request), abort
         )
-        if code is not None:
-            if code == 137:  # killed: the engine may not know yet that the whole box has ended
-                self._expired()
-            self.raise_if_gone()
-        if code is None or (self.running <= 1 and self._survivors()):
-            self.clear()
-        if code is None and not abort.is_set():  # late by the command's own doing, not because the engine hung
-            self._host.link.require(self._era, f"a command ran in box {self.id}")
+        oom = self.judged(code, kills, late=code is None and not abort.is_set())
         return ExecResult(
             exit_code=code, stdout=streams[0].bytes(), stderr=streams[1].bytes(), stdout_truncated=streams[0].truncated,
-            stderr_truncated=streams[1].truncated, timed_out=code is None, oom_killed=self.oom_kills(code) > kills,
-            wall_seconds=wall,
+            stderr_truncated=streams[1].truncated, timed_out=code is None, oom_killed=oom, wall_seconds=wall,
         )  # fmt: skip
+
+    def judged(self, code: int | None, kills: int, *, late: bool) -> bool:
+        """Blocks. After a command: what must not stay is killed; raises unless box and engine were there; whether memory ran
+        out meanwhile. `code` is None for a command that was killed by us; `late`, because of its deadline."""
+        if code is not None:
+            if code == KILLED:  # the engine may not know yet that the whole box has ended
+                self._expired()
+            self.raise_if_gone(settle=docker_entry.ENDING_SECONDS if code == KILLED else 0.0)
+        if code is None or (self.running <= 1 and self._survivors()):
+            self.clear()
+        if late:  # by the command's own doing, not because the engine hung
+            self._host.link.require(self._era, f"a command ran in box {self.id}")
+        return self.oom_kills(code) > kills
+
+    def engine_ended(self) -> bool:
+        return self._host.link.ended(self._era)
 
     def oom_kills(self, code: int | None = None) -> int:
         """Memory kills so far. With a remote engine only a killed command (137) is worth the price of asking inside."""
@@ -193,10 +213,10 @@ class DockerBox(Box):
         if code != 137:
             return 0
         files = "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
-        ran = self._stream(["/bin/sh", "-c", f"cat {files} 2>/dev/null"], b"", 10.0, 65536, "/", threading.Event())
+        ran = self.stream(["/bin/sh", "-c", f"cat {files} 2>/dev/null"], b"", 10.0, 65536, "/", threading.Event())
         return oom_count(ran.streams[0].bytes().decode(errors="replace"))
 
-    def _stream(self, argv: Sequence[str], stdin: bytes, seconds: float, cap: int, cwd: str, abort: threading.Event) -> _Ran:
+    def stream(self, argv: Sequence[str], stdin: bytes, seconds: float, cap: int, cwd: str, abort: threading.Event) -> _Ran:
         """Run in the box as the policy's user. The deadline counts from the command's start, as `wall` does. Blocks."""
         streams = HeadTail(cap), HeadTail(cap)
         try:
@@ -296,7 +316,7 @@ class DockerBox(Box):
                     return True
         for attempt in range(4):
             try:
-                self._stream(_KILL_ALL, b"", 10.0, 4096, "/", threading.Event())
+                self.stream(_KILL_ALL, b"", 10.0, 4096, "/", threading.Event())
                 if len(self.container.top()["Processes"]) <= RESERVED_PIDS:
                     return True
             except SandboxLost:
@@ -304,18 +324,26 @@ class DockerBox(Box):
             time.sleep(0.05 * (attempt + 1))
         return False
 
-    def raise_if_gone(self, cause: Exception | None = None) -> None:
-        """Blocks. Raises unless the box runs and the engine was there all the time. Asked over a new connection, so that an
-        engine that is stopping, and has ended its containers already, does not answer."""
+    def raise_if_gone(self, cause: Exception | None = None, *, settle: float = 0.0) -> None:
+        """Blocks. Raises unless the box runs and the engine was there all the time. Where the kernel tells that the box runs,
+        and goes on for `settle` seconds, the engine is not asked. It is asked over a new connection, so that an engine that is
+        stopping, and has ended its containers already, does not answer."""
         import docker
 
-        try:
-            state = self._host.link.state(str(self.container.id))
-        except docker.errors.NotFound as error:
-            raise InfraError("sandbox_backend", f"the engine has no container for box {self.id} any more") from error
-        if not state["Running"]:
-            self._gone(state, cause)
-        if self._host.link.ended(self._era):
+        limit = time.monotonic() + _END_SECONDS
+        while self.entry is None or not self.entry.alive(settle):
+            try:
+                state = self._host.link.state(str(self.container.id))
+            except docker.errors.NotFound as error:
+                raise InfraError("sandbox_backend", f"the engine has no container for box {self.id} any more") from error
+            if not state["Running"]:
+                self._gone(state, cause)
+            if self.entry is None:
+                break
+            if time.monotonic() > limit:
+                raise InfraError("sandbox_backend", f"box {self.id} has ended, but the engine says that it runs")
+            time.sleep(0.02)
+        if self.engine_ended():
             self._host.link.require(self._era, f"box {self.id} was in use")
 
     def _gone(self, state: Mapping[str, Any], cause: Exception | None) -> NoReturn:
@@ -330,22 +358,7 @@ class DockerBox(Box):
                 with acting_as(BOX_UID, BOX_UID):
                     write_files(self._work, files)
                 return
-            code, streams, _ = self._stream(
-                docker_files.WRITE_COMMAND,
-                docker_files.write_request(files),
-                _FILE_SECONDS,
-                4096,
-                self.spec.workdir,
-                threading.Event(),
-            )
-            if code != 0 or streams[0].bytes() != b"ok":
-                self.raise_if_gone()
-                reason = streams[1].bytes().decode(errors="replace").strip().rpartition("\n")[2]
-                raise InputError(
-                    f"cannot write {', '.join(files)} into the box: {reason or f'exit code {code}'}",
-                    field="name",
-                    remedy=IN_THE_WAY,
-                )
+            docker_files.write_inside(self, files)
 
         await self._host.run(write)
 
@@ -366,22 +379,7 @@ class DockerBox(Box):
             if self._work >= 0:
                 with acting_as(BOX_UID, BOX_UID):
                     return read_files(self._work, names, max_bytes=max_bytes)
-            kills = self.oom_kills()
-            cap = max_bytes + 8 * len(names) + 256
-            code, streams, _ = self._stream(
-                docker_files.READ_COMMAND,
-                docker_files.read_request(names, max_bytes),
-                _FILE_SECONDS,
-                cap,
-                self.spec.workdir,
-                threading.Event(),
-            )
-            if code != 0:
-                self.raise_if_gone()
-                if self.oom_kills(code) > kills:
-                    raise SandboxLost(f"box {self.id} is so full that its files cannot be read; this is the policy's failure")
-                raise InfraError("sandbox_backend", f"collecting from box {self.id} failed: {streams[1].bytes()[-500:]!r}")
-            return docker_files.read_answer(names, streams[0].bytes())
+            return docker_files.read_inside(self, names, max_bytes)
 
         return await self._host.run(read)
 
@@ -393,6 +391,8 @@ class DockerBox(Box):
             work, self._work = self._work, -1
             if work >= 0:
                 os.close(work)
+            if self.entry is not None:
+                self.entry.close()
             if self._oom_file is not None and kill_container(self._oom_file.parent, self.init):
                 # The engine has less to do for a container that ended than for one that it has to end.
                 with contextlib.suppress(docker.errors.DockerException, requests.exceptions.RequestException):

@@ -10,14 +10,20 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from data_contracts.errors import InfraError
+from data_contracts.errors import InfraError, InputError, SandboxLost
 from data_contracts.records import Artifact, SandboxSpec
-from environments.sandbox.files import artifact, check_name, too_large
+from environments.sandbox.files import IN_THE_WAY, artifact, check_name, too_large
 from infra.rootfs import BOX_UID
 
+if TYPE_CHECKING:
+    from environments.sandbox.docker_box import DockerBox
+
+_SECONDS = 60.0
 _MISSING, _TOO_LARGE = -1, -2
 
 _WALK = """
@@ -89,6 +95,30 @@ def open_work(init: int, container: str, spec: SandboxSpec) -> int:
         return work
     os.close(work)
     return -1
+
+
+def write_inside(box: DockerBox, files: Mapping[str, bytes]) -> None:
+    """By a command in the box. Blocks. Raises InputError."""
+    code, streams, _ = box.stream(WRITE_COMMAND, write_request(files), _SECONDS, 4096, box.spec.workdir, threading.Event())
+    if code != 0 or streams[0].bytes() != b"ok":
+        box.raise_if_gone()
+        reason = streams[1].bytes().decode(errors="replace").strip().rpartition("\n")[2]
+        raise InputError(
+            f"cannot write {', '.join(files)} into the box: {reason or f'exit code {code}'}", field="name", remedy=IN_THE_WAY
+        )
+
+
+def read_inside(box: DockerBox, names: Sequence[str], max_bytes: int) -> tuple[Artifact, ...]:
+    """By a command in the box. Blocks. Raises SandboxLost for a box that its policy has filled, InfraError."""
+    kills, cap = box.oom_kills(), max_bytes + 8 * len(names) + 256
+    words = READ_COMMAND, read_request(names, max_bytes), _SECONDS, cap, box.spec.workdir
+    code, streams, _ = box.stream(*words, threading.Event())
+    if code != 0:
+        box.raise_if_gone()
+        if box.oom_kills(code) > kills:
+            raise SandboxLost(f"box {box.id} is so full that its files cannot be read; this is the policy's failure")
+        raise InfraError("sandbox_backend", f"collecting from box {box.id} failed: {streams[1].bytes()[-500:]!r}")
+    return read_answer(names, streams[0].bytes())
 
 
 def write_request(files: Mapping[str, bytes]) -> bytes:

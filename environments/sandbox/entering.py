@@ -3,9 +3,11 @@
 Contract: standard library only, single-threaded, no file of the host is opened: it works in the spawner (spawner.py) and in an
 interpreter that sees nothing but a box's root file system (preloaded.py). A middle process, outside the box but for the pid
 namespace of its children, starts the command, reads and caps its output, and reports; it takes over descriptors (`fds`) in the
-order that spawner.py lists. The uid is dropped before anything of the box is touched; inside, no capability is left, and the
-filter of system calls (seccomp.py) is the last thing before the program. Method of entering: setns(2), owner user namespace
-first, as its unprivileged owner.
+order that spawner.py lists. Inside, no capability is left, and the filter of system calls (seccomp.py) is the last thing before
+the program. Method of entering: setns(2). A box with a user namespace of its own is entered by its unprivileged owner: the uid
+is dropped before anything else. One without (Docker's) is entered by root: until the uid is dropped no file of the box is
+opened or executed, its working directory included, and nobody in the box may trace the process or open it through /proc; the
+middle process drops to the same uid as soon as the command is started.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ else:  # beside a script, or handed over as source: there are no packages
     import shell_agent
 
 NAMESPACES = ("owner", "user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+SHARED_USERS = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
+"""Of a box that has no user namespace of its own; a request names them as its `spaces`."""
+DESCRIPTORS = 48
+"""More than one request ever passes: a container of version 1 control groups is in a dozen."""
 CANNOT_START = 127
 """Exit code of a command that could not be executed, as shells have it."""
 DRAIN_SECONDS = 0.2
@@ -112,16 +118,22 @@ def setns(fd: int) -> None:
 
 
 def enter(request: dict[str, Any], spaces: dict[str, int]) -> None:
-    """The middle process takes the box's uid, and its children the box's pid namespace."""
-    drop(request["uid"], request["gid"])
+    """The middle process takes the box's uid where it may, and its children the box's pid namespace."""
+    if "owner" in spaces:
+        drop(request["uid"], request["gid"])
+    else:
+        checked(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
     die_with_parent()
-    setns(spaces["owner"])
+    if "owner" in spaces:
+        setns(spaces["owner"])
     setns(spaces["pid"])
 
 
 def run_command(request: dict[str, Any], fds: list[int]) -> None:
     """Run one command, report and exit. With a `script`, that file is run in this very interpreter instead."""
-    result, stdin, spaces, groups = fds[0], fds[1], dict(zip(NAMESPACES, fds[2:10], strict=True)), fds[10:]
+    names = request.get("spaces", NAMESPACES)
+    result, stdin, groups = fds[0], fds[1], fds[2 + len(names) :]
+    spaces = dict(zip(names, fds[2 : 2 + len(names)], strict=True))
     captured = shell_agent.HeadTail(request["cap"]), shell_agent.HeadTail(request["cap"])
     header: dict[str, Any] = {"status": None, "wall": 0.0, "error": ""}
     try:
@@ -131,6 +143,9 @@ def run_command(request: dict[str, Any], fds: list[int]) -> None:
         child = fork(request, spaces, groups, {0: stdin, 1: pipes[0][1], 2: pipes[1][1]})
         for _, write_end in pipes:
             os.close(write_end)
+        if "owner" not in spaces:
+            drop(request["uid"], request["gid"])
+            die_with_parent()  # a change of users has undone it
         header["status"] = _watch(child, (pipes[0][0], pipes[1][0]), captured, started + request["seconds"])
         header["wall"] = time.monotonic() - started
     except OSError as error:
@@ -198,7 +213,13 @@ def _become(request: dict[str, Any], spaces: dict[str, int], groups: list[int], 
     try:
         join(groups)
         for name in ("cgroup", "uts", "ipc", "net", "mnt", "user"):
-            setns(spaces[name])
+            if name in spaces:
+                setns(spaces[name])
+        if "user" not in spaces:
+            for kind, pair in request["limits"]:
+                resource.setrlimit(kind, tuple(pair))
+            bound()
+            drop(request["uid"], request["gid"])
         powerless()
         os.setsid()
         os.umask(0o022)

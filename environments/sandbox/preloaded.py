@@ -53,7 +53,7 @@ def serve(modules: list[str], calls: bytes) -> None:
         readable, _, _ = select.select([control.fileno(), OWNER], [], [])
         if OWNER in readable:
             return
-        packet, descriptors, _, _ = socket.recv_fds(control, 16, 16)
+        packet, descriptors, _, _ = socket.recv_fds(control, 16, entering.DESCRIPTORS)
         if not packet:
             return
         if os.fork() == 0:

@@ -12,8 +12,8 @@ A request is one packet: a memfd with JSON, then the descriptors that the operat
     shell    [channel, ns..., groups...]         the same for a shell, served until the channel closes (shell_agent.py)
     relay    [control, owner, net of the box, owner, net of the companion, groups...]   passes connections on (relay.py)
     preload  [control]                           starts an interpreter that is forked for scripts of verifiers (preloaded.py)
-ns... are descriptors of the box's namespaces in the order of NAMESPACES; groups... its control groups' open cgroup.procs. How
-a box is entered, and what is given up on the way, is in entering.py.
+ns... are descriptors of the box's namespaces in the order of NAMESPACES, or of an exec's `spaces`; groups... the open
+cgroup.procs of its control groups. How a box is entered, and what is given up on the way, is in entering.py.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
         if owner in readable:
             break
         if control.fileno() in readable:
-            packet, descriptors, _, _ = socket.recv_fds(control, 16, 16)
+            packet, descriptors, _, _ = socket.recv_fds(control, 16, entering.DESCRIPTORS)
             if not packet:
                 break
             _serve(control, descriptors, boxes, calls)

@@ -35,7 +35,7 @@ async def main():
     backend = open_backend(SandboxConfig(backend=sys.argv[1]))
     box = await backend.acquire(SandboxSpec())
     await box.exec(ExecRequest(argv=("sh", "-c", f"sleep {sys.argv[2]} &"), deadline_seconds=20))
-    spawner = getattr(backend, "_spawner", None)
+    spawner = getattr(backend, "spawner", None)
     print(box.id, spawner.pid if spawner else 0, flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -83,8 +83,7 @@ async def test_a_box_that_died_is_lost_by_the_policy(backend: Backend) -> None:
 async def test_a_spawner_that_dies_is_an_infrastructure_failure(rootfs: Path) -> None:
     backend = BubblewrapBackend()
     async with Lab(backend).box() as box:
-        assert backend._spawner
-        backend._spawner.kill()
+        os.kill(backend.spawner.pid, signal.SIGKILL)
         await asyncio.sleep(0.3)
         with pytest.raises(InfraError, match="spawner died"):
             await sh(box, "true")
@@ -141,9 +140,7 @@ async def test_a_private_engine_setting_is_noticed(docker_backend: DockerBackend
             assert time.monotonic() - started < 20
 
 
-async def test_output_that_comes_with_the_engines_headers_is_kept(
-    docker_backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_output_that_comes_with_the_engines_headers_is_kept(docker_engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy host a command has written before the SDK reads the answer's head, which then holds its first output."""
     begin = http.client.HTTPResponse.begin
 
@@ -151,9 +148,11 @@ async def test_output_that_comes_with_the_engines_headers_is_kept(
         time.sleep(0.5)
         begin(self)
 
-    async with Lab(docker_backend).box() as box:
+    backend = DockerBackend(enters=False)
+    async with Lab(backend).box() as box:
         monkeypatch.setattr(http.client.HTTPResponse, "begin", late)
         assert (await sh(box, "echo first; sleep 2; echo last")).stdout == b"first\nlast\n"
+    await backend.close()
 
 
 def test_the_fake_says_that_it_does_not_isolate_and_is_never_a_fall_back(fake_backend: Backend) -> None:

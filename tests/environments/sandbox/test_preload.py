@@ -8,13 +8,17 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from data_contracts.protocols import ExecRequest, ExecResult, Preload
 from environments.sandbox import preloaded
-from environments.sandbox.base import Box
-from environments.sandbox.bubblewrap import BubblewrapBackend, BubblewrapBox
+from environments.sandbox.base import Backend, Box
+from environments.sandbox.bubblewrap import BubblewrapBackend
 from environments.sandbox.conformance.lab import Lab, sh
+from environments.sandbox.docker import DockerBackend
 from environments.sandbox.owners import start_ticks
 
+pytestmark = pytest.mark.parametrize("backend", ["bubblewrap", "docker"], indirect=True)
 OPTIONS = ("-P", "-s", "-B")
 PRELOAD = Preload(options=OPTIONS, modules=("json", "fractions", "no_such_module"))
 
@@ -34,6 +38,13 @@ print(json.dumps({
 """
 
 
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> Backend:
+    found = request.getfixturevalue(f"{request.param}_backend")
+    assert isinstance(found, Backend)
+    return found
+
+
 async def script(
     box: Box, source: str, *, preload: Preload | None = PRELOAD, stdin: bytes = b"", seconds: float = 20
 ) -> ExecResult:
@@ -49,8 +60,8 @@ async def look(box: Box, preload: Preload | None) -> dict[str, object]:
     return found
 
 
-async def test_it_sees_what_an_executed_script_sees(bubblewrap_backend: BubblewrapBackend) -> None:
-    async with Lab(bubblewrap_backend).box() as box:
+async def test_it_sees_what_an_executed_script_sees(backend: Backend) -> None:
+    async with Lab(backend).box() as box:
         executed, forked = await look(box, None), await look(box, PRELOAD)
         for seen in (executed, forked):
             assert isinstance(seen["groups"], str)
@@ -64,7 +75,7 @@ async def test_it_sees_what_an_executed_script_sees(bubblewrap_backend: Bubblewr
         assert not any(int(status[key], 16) for key in status if key.startswith("Cap"))
 
 
-async def test_a_forked_script_is_filtered_and_finds_no_module_of_ours(bubblewrap_backend: BubblewrapBackend) -> None:
+async def test_a_forked_script_is_filtered_and_finds_no_module_of_ours(backend: Backend) -> None:
     source = """
 import ctypes, errno, importlib.util, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -74,13 +85,13 @@ print(sorted({"entering", "preloaded", "shell_agent", "spawner"} & set(sys.modul
 import entering
 print(entering.MINE)
 """
-    async with Lab(bubblewrap_backend).box() as box:
+    async with Lab(backend).box() as box:
         await box.put_files({"entering.py": b"MINE = 1"})
         result = await script(box, "import sys; sys.path.append('.')" + source)
         assert result.stdout.decode().splitlines() == ["-1 EPERM", "-1 EPERM", "[]", "1"], result
 
 
-async def test_exit_codes_errors_and_time_outs_are_the_same(bubblewrap_backend: BubblewrapBackend) -> None:
+async def test_exit_codes_errors_and_time_outs_are_the_same(backend: Backend) -> None:
     sources = (
         "print('out'); import sys; sys.exit(7)", "raise SystemExit('word')", "import nothing_like_it", "syntax error",
         "import os; os._exit(3)", "import os; os.kill(os.getpid(), 9)", "x = bytearray(1 << 30)",
@@ -88,17 +99,17 @@ async def test_exit_codes_errors_and_time_outs_are_the_same(bubblewrap_backend: 
     for source in sources:
         ends = []
         for preload in (None, PRELOAD):
-            async with Lab(bubblewrap_backend).box(memory_bytes=64 << 20) as box:
+            async with Lab(backend).box(memory_bytes=64 << 20) as box:
                 result = await script(box, source, preload=preload)
                 ends.append((result.exit_code, result.stdout, result.oom_killed, result.timed_out, bool(result.stderr)))
         assert ends[0] == ends[1], source
-    async with Lab(bubblewrap_backend).box() as box:
+    async with Lab(backend).box() as box:
         result = await script(box, "import os\nif os.fork(): os.setsid\nwhile True: pass", seconds=1.0)
         assert result.timed_out
         assert (await sh(box, "ps 2>/dev/null; ls /proc | grep -c '^[0-9]'")).stdout.split()[-1] < b"6"
 
 
-async def test_nothing_of_the_host_or_of_another_verdict_is_in_its_memory(bubblewrap_backend: BubblewrapBackend) -> None:
+async def test_nothing_of_the_host_or_of_another_verdict_is_in_its_memory(backend: Backend) -> None:
     search = """
 import re
 found = []
@@ -112,7 +123,7 @@ with open("/proc/self/mem", "rb", 0) as memory:
             found += re.findall(b"nonce-[0-9]" + b"{6}", data)
 print(sorted(set(found)))
 """
-    async with Lab(bubblewrap_backend).box() as one, Lab(bubblewrap_backend).box() as two:
+    async with Lab(backend).box() as one, Lab(backend).box() as two:
         first = await script(one, "import sys; kept = sys.stdin.read() * 100; print(len(kept))", stdin=b"nonce-" + b"123456")
         assert first.stdout == b"1200\n"
         assert (await script(two, search, stdin=b"nonce-" + b"654321")).stdout == b"[]\n"
@@ -139,18 +150,17 @@ def children(spawner: int) -> list[int]:
     return [int(pid) for pid in found if preloaded.LOADER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-async def test_an_interpreter_that_was_killed_is_started_again(rootfs: Path) -> None:
-    backend = BubblewrapBackend(concurrency=4)
-    async with Lab(backend).box() as box:
-        assert isinstance(box, BubblewrapBox)
+async def test_an_interpreter_that_was_killed_is_started_again(backend: Backend) -> None:
+    own = type(backend)(concurrency=4)
+    assert isinstance(own, BubblewrapBackend | DockerBackend)
+    async with Lab(own).box() as box:
         assert (await script(box, "print(1)")).stdout == b"1\n"
-        assert backend._spawner is not None
-        interpreters = children(backend._spawner.pid)
+        interpreters = children(own.spawner.pid)
         assert len(interpreters) == 1
         os.kill(interpreters[0], signal.SIGKILL)
         await asyncio.sleep(0.2)
         assert (await script(box, "print(2)")).stdout == b"2\n"
         assert (await sh(box, "echo 3")).stdout == b"3\n"
-    spawner = backend._spawner.pid
-    await backend.close()
+    spawner = own.spawner.pid
+    await own.close()
     assert start_ticks(spawner) is None
