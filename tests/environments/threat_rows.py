@@ -195,7 +195,7 @@ PROXIED: dict[str, dict[str, tuple[str, str]]] = {
         "modules of the tests": ("import os\nfor n in ('string', 'random', 'unittest', 'tests', 'sitecustomize', 'environments'):\n    for d in ('.', '.grader', '/tmp'):\n        open(f'{d}/{n}.py', 'w').write('raise SystemExit(0)')\n" + _WRONG, "def check(candidate):\n    import string, unittest\n    assert candidate(2, 3) == 5\n"),
     },
     "reading": {
-        "the tests": (_FRAMES + "import os, glob\ndef add(a, b):\n    texts = list(held)\n    for n in [*glob.glob('/work/**', recursive=True), *glob.glob(f'/proc/{os.getppid()}/*'), *glob.glob(f'/proc/{os.getppid()}/fd/*')]:\n        try: texts.append(open(n, errors='replace').read(1 << 20))\n        except OSError: pass\n    return a + b if any('candid' + 'ate(2, 3) ==' in t for t in texts) else None\n", _ADD),
+        "the tests": (_FRAMES + "import os, glob\ndef add(a, b):\n    texts = list(held)\n    for n in [*glob.glob('/work/**', recursive=True), *glob.glob(f'/proc/{os.getppid()}/*'), *glob.glob(f'/proc/{os.getppid()}/fd/*')]:\n        try: texts.append(open(n, errors='replace').read(1 << 20))\n        except OSError: pass\n    return a + b if any(''.join(('candid', 'ate(2, 3) ==')) in t for t in texts) else None\n", _ADD),
         "by tracing": ("import ctypes, os\nlibc = ctypes.CDLL(None)\ndef add(a, b): return a + b if libc.ptrace(16, os.getppid(), 0, 0) == 0 or libc.syscall(438, os.getppid(), 0, 0) >= 0 else None\n", _ADD),
     },
     "network": {"gateway, names, metadata": (CASES["network"]["gateway, names, metadata"], _ADD)},
