@@ -22,7 +22,6 @@ fails it. With `in_place` a candidate can change its arguments before the test r
 
 from __future__ import annotations
 
-import re
 import secrets
 from importlib.resources import files
 from typing import Any
@@ -33,6 +32,7 @@ from data_contracts.records import Check, Problem, SandboxSpec, Verdict
 from environments.base import Acquire, Collected, Verifier
 from environments.verifiers.function_cases import read_results
 from environments.verifiers.proxied_rows import TestCode, check_tests
+from environments.verifiers.values import steady
 
 FOLDER = ".grader"
 _PARTS = ("proxied_wire", "proxied_peer", "proxied_candidate", "proxied_opaque", "proxied_tests")
@@ -41,7 +41,6 @@ NEEDS = ("exec", "files", "isolation")
 MAX_OUTPUT_BYTES = 1024 * 1024
 MAX_SHOWN = 5
 DEFAULT_SECONDS = 20.0
-_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 
 
 class Proxied(Verifier):
@@ -127,7 +126,7 @@ class Proxied(Verifier):
         for test in settings["expected"]:
             outcome, text = records.get(test) or failed or ["missing", note or "no record"]
             passed = outcome == "passed" and failed is None and tampering is None
-            checks.append(Check(id=test, passed=passed, message="" if passed else _ADDRESS.sub("0x0", str(text))))
+            checks.append(Check(id=test, passed=passed, message="" if passed else steady(str(text))))
         share = sum(check.passed for check in checks) / len(checks) if checks else 0.0
         lines = [f"{sum(check.passed for check in checks)} of {len(checks)} tests passed (proxied)", note, tampering or ""]
         reasons = dict.fromkeys(f"{check.message}" for check in checks if not check.passed)

@@ -13,7 +13,6 @@ about an order or a membership passes an assertion about that. Prefer `function_
 
 from __future__ import annotations
 
-import re
 import secrets
 from importlib.resources import files
 from typing import Any
@@ -25,6 +24,7 @@ from data_contracts.protocols import ExecRequest, ExecResult, Preload, to_json
 from data_contracts.records import Check, Problem, SandboxSpec, Verdict
 from environments.base import Acquire, Collected, Verifier
 from environments.verifiers import unit_tests_canaries as canaries
+from environments.verifiers.values import steady
 
 RUNNER = ".grader/runner.py"
 _PLUGINS = (
@@ -36,7 +36,6 @@ _PLUGINS = (
 PRELOAD = Preload(options=("-P", "-s", "-B"), modules=("pytest", *(f"_pytest.{name}" for name in _PLUGINS.split())))
 MAX_OUTPUT_BYTES = 4 * 1024 * 1024
 DEFAULT_SECONDS = 20.0
-_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 _PHASES = ("setup", "call", "teardown")
 
 
@@ -79,7 +78,7 @@ class UnitTests(Verifier):
         records, tampering = _read(ran.stdout, nonce, set(settings["expected"]), canary_ids, set(settings["tests"]))
         note = "stopped after its time" if ran.timed_out else "out of memory" if ran.oom_killed else ""
         if not records and not note:
-            note = f"no record; exit code {ran.exit_code}; {_ADDRESS.sub('0x0', ran.stderr[-300:].decode(errors='replace'))}"
+            note = f"no record; exit code {ran.exit_code}; {steady(ran.stderr[-300:].decode(errors='replace'))}"
         return self._verdict(settings, records, note=note, tampering=tampering)
 
     async def _run(
@@ -112,7 +111,7 @@ class UnitTests(Verifier):
                 Check(
                     id=test,
                     passed=not failed,
-                    message=_ADDRESS.sub("0x0", f"{failed[0]} {outcome}: {text}"[:500]) if failed else "",
+                    message=steady(f"{failed[0]} {outcome}: {text}"[:500]) if failed else "",
                 )
             )
         share = sum(check.passed for check in checks) / len(checks) if checks else 0.0

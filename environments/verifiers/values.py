@@ -13,7 +13,7 @@ from typing import Any
 Encoded = list[Any]
 SHOWN_ITEMS, SHOWN_DEPTH, SHOWN_CHARS = 40, 6, 200
 _BRACKETS = {"list": "[]", "tuple": "()", "set": "{}", "frozenset": "{}", "dict": "{}"}
-_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+")
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+|\b0x[0-9a-f]{6,}")
 _INT = re.compile(r"-?[0-9]{1,2500}")
 
 
